@@ -1,0 +1,271 @@
+"""What a user can set, in a few frozen groups that the CLI turns into flags.
+
+It resolves nothing: None means "choose for me", and ``cardan.platform.resolve`` does, saying why.
+This is the only module that reads the environment.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from cardan.errors import ConfigError
+
+SchedulePolicy = Literal[
+    "fcfs", "lpm", "dfs-weight", "lof", "hrrn", "shortest-prefill-first", "random", "priority", "routing-key"
+]
+EvictionPolicy = Literal["lru", "lfu", "fifo", "mru", "slru", "priority", "tlru"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelConfig:
+    """Which model, and how its weights are read.
+
+    Attributes:
+        model: folder, ``.gguf`` or ``.safetensors`` file, Hugging Face hub id, or the alias ``smollm2-135m``.
+        tokenizer: where the tokenizer is, if not with the model.
+        chat_template: a Jinja file or the name of a template, if not the model's own.
+        served_model_name: the name that requests use; the model's by default.
+        dtype: type of activations: ``auto``, ``float32``, ``bfloat16`` or ``float16``.
+        context_length: longest sequence; the model's own limit by default.
+        quantization: quantize weights at load, or name the checkpoint's format.
+        quantization_fallback: what happens to a weight format no GEMM of the platform takes.
+        revision: branch, tag or commit on the hub.
+        random_weights: fill the weights at random from this seed (benchmarks of shapes without weights).
+    """
+
+    model: str = "smollm2-135m"
+    tokenizer: str | None = None
+    chat_template: str | None = None
+    served_model_name: str | None = None
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    context_length: int | None = None
+    quantization: str | None = None
+    quantization_fallback: Literal["auto", "refuse"] = "auto"
+    revision: str | None = None
+    random_weights: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlatformConfig:
+    """Which platform, and how it runs.
+
+    Attributes:
+        platform: name of a platform plugin, or ``auto``.
+        attention_backend: for prefill and decode alike.
+        prefill_attention_backend: for prefill only.
+        decode_attention_backend: for decode only.
+        kv_cache_dtype: element type of the KV pool; ``auto`` is the activations' type.
+        disable_graph: never replay captured steps.
+        tp_size: number of ranks a model is split over.
+        options: the platform's own options, ``name=value`` (``cardan platforms`` lists them).
+    """
+
+    platform: str = "auto"
+    attention_backend: str | None = None
+    prefill_attention_backend: str | None = None
+    decode_attention_backend: str | None = None
+    kv_cache_dtype: str = "auto"
+    disable_graph: bool = False
+    tp_size: int = 1
+    options: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheConfig:
+    """KV pool and prefix cache.
+
+    Attributes:
+        mem_fraction_static: share of the memory that may be used for weights and KV pool together.
+        max_total_tokens: size of the KV pool in tokens, instead of what memory allows.
+        page_size: tokens per page.
+        disable_radix_cache: never reuse a prefix.
+        radix_eviction_policy: which unlocked prefix goes first when the pool is full.
+    """
+
+    mem_fraction_static: float | None = None
+    max_total_tokens: int | None = None
+    page_size: int | None = None
+    disable_radix_cache: bool = False
+    radix_eviction_policy: EvictionPolicy = "lru"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerConfig:
+    """Who runs when.
+
+    Attributes:
+        schedule_policy: order of the waiting queue.
+        schedule_conservativeness: above 1 reserves more room for output, below 1 less.
+        chunked_prefill_size: most tokens of one prefill pass; -1 for no chunking.
+        max_prefill_tokens: most uncached prompt tokens of one prefill pass.
+        max_running_requests: most requests in the running set.
+        max_queued_requests: most waiting requests; more get a 503. None for no limit.
+        enable_mixed_chunk: decode rows ride in the prefill pass.
+        prefill_decode_interval: decode passes that run between two prefill passes.
+        enable_priority_scheduling: honour the request's ``priority``.
+        priority_scheduling_preemption_threshold: least difference of priority that preempts.
+        disable_overlap_schedule: read each step before the next is launched.
+        allow_auto_truncate: cut prompts that are too long instead of refusing them.
+        random_seed: seed for requests that bring none, and for the ``random`` policy.
+    """
+
+    schedule_policy: SchedulePolicy = "fcfs"
+    schedule_conservativeness: float = 1.0
+    chunked_prefill_size: int | None = None
+    max_prefill_tokens: int = 16384
+    max_running_requests: int | None = None
+    max_queued_requests: int | None = None
+    enable_mixed_chunk: bool = False
+    prefill_decode_interval: int = 0
+    enable_priority_scheduling: bool = False
+    priority_scheduling_preemption_threshold: int = 10
+    disable_overlap_schedule: bool = False
+    allow_auto_truncate: bool = False
+    random_seed: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerConfig:
+    """The HTTP side.
+
+    Attributes:
+        host: address to listen on.
+        port: port to listen on; 0 takes a free one.
+        api_key: requests must carry it as a bearer token.
+        stream_interval: tokens between two chunks of a stream.
+        enable_cache_report: report cached tokens in OpenAI's usage.
+        enable_metrics: serve ``/metrics``.
+        max_body_bytes: larger request bodies get a 413.
+        drain_timeout_s: how long SIGTERM waits for running requests.
+        log_requests: log each request's lengths and times, never its text.
+        log_level: ``debug``, ``info``, ``warning`` or ``error``.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 30000
+    api_key: str | None = None
+    stream_interval: int = 1
+    enable_cache_report: bool = True
+    enable_metrics: bool = True
+    max_body_bytes: int = 64 * 2**20
+    drain_timeout_s: float = 60.0
+    log_requests: bool = False
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    """Everything that ``Engine`` and ``cardan serve`` take."""
+
+    model: ModelConfig = field(default_factory=ModelConfig)
+    platform: PlatformConfig = field(default_factory=PlatformConfig)
+    cache: CacheConfig = field(default_factory=CacheConfig)
+    scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
+    server: ServerConfig = field(default_factory=ServerConfig)
+
+    def __post_init__(self) -> None:
+        check_config(self)
+
+
+def check_config(config: EngineConfig) -> None:
+    """Check what can be checked without a model or a platform.
+
+    Raises:
+        ConfigError: a value is out of range, or two flags contradict each other.
+    """
+    _check_ranges(config)
+    _check_contradictions(config)
+
+
+def _check_ranges(config: EngineConfig) -> None:
+    cache, scheduler, server = config.cache, config.scheduler, config.server
+    fraction = cache.mem_fraction_static
+    if fraction is not None and not 0 < fraction < 1:
+        raise ConfigError(f"--mem-fraction-static must be between 0 and 1, got {fraction}.")
+    positive: list[tuple[str, int | float | None]] = [
+        ("--max-total-tokens", cache.max_total_tokens),
+        ("--page-size", cache.page_size),
+        ("--context-length", config.model.context_length),
+        ("--max-prefill-tokens", scheduler.max_prefill_tokens),
+        ("--max-running-requests", scheduler.max_running_requests),
+        ("--max-queued-requests", scheduler.max_queued_requests),
+        ("--schedule-conservativeness", scheduler.schedule_conservativeness),
+        ("--tp-size", config.platform.tp_size),
+        ("--stream-interval", server.stream_interval),
+        ("--max-body-bytes", server.max_body_bytes),
+    ]
+    for flag, value in positive:
+        if value is not None and value <= 0:
+            raise ConfigError(f"{flag} must be above 0, got {value}.")
+    chunk = scheduler.chunked_prefill_size
+    if chunk is not None and chunk != -1 and chunk <= 0:
+        raise ConfigError(f"--chunked-prefill-size must be above 0, or -1 for no chunking, got {chunk}.")
+    if scheduler.prefill_decode_interval < 0:
+        raise ConfigError(f"--prefill-decode-interval must be 0 or more, got {scheduler.prefill_decode_interval}.")
+    if server.drain_timeout_s < 0:
+        raise ConfigError(f"--drain-timeout-s must be 0 or more, got {server.drain_timeout_s}.")
+    if not 0 <= server.port <= 65535:
+        raise ConfigError(f"--port must be between 0 and 65535, got {server.port}.")
+
+
+def _check_contradictions(config: EngineConfig) -> None:
+    cache, scheduler, platform = config.cache, config.scheduler, config.platform
+    policy = scheduler.schedule_policy
+    if cache.disable_radix_cache and policy in ("lpm", "dfs-weight"):
+        raise ConfigError(
+            f"--schedule-policy {policy} orders by cached prefixes, but --disable-radix-cache keeps none. "
+            "Drop one of the two."
+        )
+    if policy == "priority" and not scheduler.enable_priority_scheduling:
+        raise ConfigError("--schedule-policy priority needs --enable-priority-scheduling.")
+    if scheduler.enable_mixed_chunk and scheduler.chunked_prefill_size == -1:
+        raise ConfigError("--enable-mixed-chunk needs chunked prefill, but --chunked-prefill-size is -1.")
+    both = platform.attention_backend is not None
+    either = platform.prefill_attention_backend or platform.decode_attention_backend
+    if both and platform.prefill_attention_backend and platform.decode_attention_backend:
+        raise ConfigError(
+            f"--attention-backend {platform.attention_backend} has no effect beside both "
+            f"--prefill-attention-backend and --decode-attention-backend ({either}). Drop it."
+        )
+
+
+def cache_dir(environ: Mapping[str, str] | None = None) -> Path:
+    """Where fetched models are kept: ``CARDAN_CACHE``, else ``$XDG_CACHE_HOME/cardan``, else ``~/.cache/cardan``."""
+    env = os.environ if environ is None else environ
+    if explicit := env.get("CARDAN_CACHE"):
+        return Path(explicit)
+    return Path(env.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "cardan"
+
+
+def hub_cache_dir(environ: Mapping[str, str] | None = None) -> Path:
+    """Where the Hugging Face hub keeps its downloads."""
+    env = os.environ if environ is None else environ
+    if explicit := env.get("HF_HUB_CACHE"):
+        return Path(explicit)
+    home = env.get("HF_HOME") or Path(env.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "huggingface"
+    return Path(home) / "hub"
+
+
+def hub_offline(environ: Mapping[str, str] | None = None) -> bool:
+    """Whether ``HF_HUB_OFFLINE`` forbids asking the hub."""
+    env = os.environ if environ is None else environ
+    return env.get("HF_HUB_OFFLINE", "").lower() in ("1", "true", "yes", "on")
+
+
+def thread_limit(environ: Mapping[str, str] | None = None) -> int | None:
+    """Number of compute threads that ``OMP_NUM_THREADS`` allows, or None.
+
+    Raises:
+        ConfigError: the variable is not a positive whole number.
+    """
+    env = os.environ if environ is None else environ
+    text = env.get("OMP_NUM_THREADS")
+    if not text:
+        return None
+    if not text.isdigit() or int(text) == 0:
+        raise ConfigError(f"OMP_NUM_THREADS must be a whole number above 0, got {text!r}.")
+    return int(text)

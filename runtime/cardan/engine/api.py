@@ -1,0 +1,177 @@
+"""What the engine takes and gives: requests, outputs, and what a server needs to know of it.
+
+It knows neither HTTP nor how the processes talk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from cardan.text.tokenizer import Tokenizer
+from cardan.types import FinishReason, LogprobParams, SamplingParams, TokenLogprobs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerateRequest:
+    """One prompt. Exactly one of ``text`` and ``input_ids`` is given.
+
+    Attributes:
+        text: the prompt as text.
+        input_ids: the prompt as token ids.
+        sampling: how tokens are chosen; ``n`` choices are generated.
+        logprobs: which logprobs are wanted.
+        rid: the caller's id, or None for a fresh one. It must be unique among open requests.
+        priority: higher runs first, with priority scheduling.
+        cache_salt: requests share cached prefixes only with those of the same salt.
+        routing_key: for the ``routing-key`` policy.
+        add_special_tokens: whether the tokenizer adds its own (false when a chat template already did).
+    """
+
+    text: str | None = None
+    input_ids: tuple[int, ...] | None = None
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    logprobs: LogprobParams = field(default_factory=LogprobParams)
+    rid: str | None = None
+    priority: int = 0
+    cache_salt: str | None = None
+    routing_key: str | None = None
+    add_special_tokens: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestTimes:
+    """Seconds that a request spent, all measured from its arrival but for ``queue_s``.
+
+    Attributes:
+        queue_s: waiting before its first prefill pass.
+        first_token_s: until the first token, or None before it.
+        e2e_s: until this output.
+    """
+
+    queue_s: float = 0.0
+    first_token_s: float | None = None
+    e2e_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerateOutput:
+    """News of one choice of a request: what was added since the last output, and totals.
+
+    Attributes:
+        rid: the request.
+        index: which of its ``n`` choices.
+        text: text added.
+        token_ids: tokens added (the dropped stop token is included, its text is not).
+        logprobs: one per added token, when asked for.
+        prompt_logprobs: with the first output of a choice, when asked for: one per prompt position from
+            ``prompt_start`` on; position 0 has none.
+        finish_reason: None while it goes on.
+        prompt_tokens: length of the prompt.
+        completion_tokens: output tokens so far.
+        cached_tokens: prompt tokens that came from the prefix cache.
+        num_retractions: how often the request lost its KV and was prefilled again.
+        max_new_tokens_clamped: the limit that applied, when the pool forced a lower one than was asked for.
+        times: see ``RequestTimes``.
+    """
+
+    rid: str
+    index: int = 0
+    text: str = ""
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprobs | None, ...] = ()
+    prompt_logprobs: tuple[TokenLogprobs | None, ...] = ()
+    finish_reason: FinishReason | None = None
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cached_tokens: int = 0
+    num_retractions: int = 0
+    max_new_tokens_clamped: int | None = None
+    times: RequestTimes = field(default_factory=RequestTimes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineInfo:
+    """What an engine serves, once it is ready.
+
+    Attributes:
+        model_name: the name that requests use.
+        model_path: where the weights came from.
+        vocab_size: of the model.
+        context_length: longest sequence.
+        max_input_tokens: longest prompt that is admitted.
+        max_total_tokens: slots of the KV pool.
+        plan: the plan as plain JSON values, as ``/server_info`` shows it.
+        version: of Cardan.
+        started_s: how long the start took, in seconds, by part.
+    """
+
+    model_name: str
+    model_path: str
+    vocab_size: int
+    context_length: int
+    max_input_tokens: int
+    max_total_tokens: int
+    plan: Mapping[str, Any]
+    version: str
+    started_s: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineStats:
+    """Gauges and running totals of an engine, as of now.
+
+    Attributes:
+        num_running: rows in the running set.
+        num_queued: requests that wait.
+        used_tokens: slots that are held by running rows or locked prefixes.
+        cached_tokens: evictable slots in the tree.
+        max_total_tokens: slots of the pool.
+        totals: counters since the start: ``prompt_tokens``, ``cached_prompt_tokens``, ``generated_tokens``,
+            ``requests``, ``aborted_requests``, ``failed_requests``, ``retractions``, ``prefill_batches``,
+            ``decode_steps``, ``graph_replays``, and ``fallback:<reason>`` for each kind of fallback.
+        gen_throughput: output tokens per second over the last interval.
+    """
+
+    num_running: int = 0
+    num_queued: int = 0
+    used_tokens: int = 0
+    cached_tokens: int = 0
+    max_total_tokens: int = 0
+    totals: Mapping[str, int] = field(default_factory=dict)
+    gen_throughput: float = 0.0
+
+
+class AsyncEngine(Protocol):
+    """The engine as the server and the CLI use it; ``cardan.engine.Frontend`` implements it."""
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The model's tokenizer."""
+
+    @property
+    def info(self) -> EngineInfo:
+        """What is served."""
+
+    @property
+    def alive(self) -> bool:
+        """Whether all processes run."""
+
+    def generate(self, request: GenerateRequest) -> AsyncIterator[GenerateOutput]:
+        """Run one request; closing the iterator aborts it.
+
+        Raises (at the first ``anext``):
+            RequestError: the request is wrong (prompt too long, ids out of range, duplicate rid …).
+            QueueFullError: too many requests wait.
+            EngineDeadError: a process of the engine ended.
+        """
+
+    async def abort(self, rid: str | None) -> None:
+        """Abort one request, or all for None. An unknown id is ignored."""
+
+    async def flush_cache(self) -> bool:
+        """Empty the prefix cache. Returns False when requests were running, and then nothing was done."""
+
+    async def stats(self) -> EngineStats:
+        """Gauges and totals as of now."""

@@ -1,0 +1,8 @@
+"""The ops table: what models and the sampler may do with arrays.
+
+It knows no array library and no model.
+"""
+
+from cardan.ops.table import Ops
+
+__all__ = ["Ops"]

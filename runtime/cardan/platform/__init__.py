@@ -1,0 +1,84 @@
+"""The seam: what a platform plugin implements and what the engine asks of it.
+
+It knows no platform by name and no array library. Everything that a plugin may use is exported here and from
+``cardan.ops``, ``cardan.types`` and ``cardan.errors``.
+"""
+
+from cardan.platform.api import (
+    PLATFORM_API,
+    Availability,
+    OptionSpec,
+    Platform,
+    Recommendation,
+)
+from cardan.platform.capabilities import Capabilities, Capability, Evidence, Feature, Support
+from cardan.platform.device import Device, DeviceInfo, KVPool, LoadedModel, Runner, Step
+from cardan.platform.memory import Memory, MemoryPlan, MemoryPolicy, MemoryRequest
+from cardan.platform.model import (
+    Checkpoint,
+    Forward,
+    Model,
+    ModelFacts,
+    Parameter,
+    ParameterKind,
+    RopeTable,
+    Shard,
+    Source,
+)
+from cardan.platform.ops_device import (
+    AttentionBackend,
+    AttentionMeta,
+    Fetch,
+    GraphRunner,
+    LinearMethod,
+    LinearSpec,
+    OpsDevice,
+    OpsKVPool,
+    PackedWeight,
+)
+from cardan.platform.plan import FormatPlan, Plan, Setting, SettingSource
+
+__all__ = [
+    "PLATFORM_API",
+    "AttentionBackend",
+    "AttentionMeta",
+    "Availability",
+    "Capabilities",
+    "Capability",
+    "Checkpoint",
+    "Device",
+    "DeviceInfo",
+    "Evidence",
+    "Feature",
+    "Fetch",
+    "FormatPlan",
+    "Forward",
+    "GraphRunner",
+    "KVPool",
+    "LinearMethod",
+    "LinearSpec",
+    "LoadedModel",
+    "Memory",
+    "MemoryPlan",
+    "MemoryPolicy",
+    "MemoryRequest",
+    "Model",
+    "ModelFacts",
+    "OpsDevice",
+    "OpsKVPool",
+    "OptionSpec",
+    "PackedWeight",
+    "Parameter",
+    "ParameterKind",
+    "Plan",
+    "Platform",
+    "Recommendation",
+    "RopeTable",
+    "Runner",
+    "Setting",
+    "SettingSource",
+    "Shard",
+    "Source",
+    "Step",
+    "Support",
+]

@@ -1,0 +1,193 @@
+"""Level 2 of the seam: an ops table and four providers, from which ``cardan.runner`` makes a level-1 device.
+
+It knows no model: attention, linears, capture and memory are all that a platform supplies.
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from cardan.ops.table import Ops
+from cardan.platform.device import DeviceInfo, KVPool
+from cardan.platform.memory import Memory, MemoryPolicy
+from cardan.types import Array, ForwardMode, Int32Array, KVLayout, LayerKV, TableDelta, TensorView
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinearSpec:
+    """The linear that a weight is packed for.
+
+    Attributes:
+        name: of the parameter, for messages.
+        out_features: rows of the weight.
+        in_features: columns of the weight.
+        dtype: type of the activations.
+    """
+
+    name: str
+    out_features: int
+    in_features: int
+    dtype: str
+
+
+class PackedWeight(abc.ABC):
+    """A weight as a ``LinearMethod`` packed it; ``ops.linear`` and ``ops.embed`` take it."""
+
+    @property
+    @abc.abstractmethod
+    def num_bytes(self) -> int:
+        """Bytes on the device."""
+
+    @abc.abstractmethod
+    def apply(self, x: Array) -> Array:
+        """``x @ weight.T + bias`` for ``x: [tokens, in_features]``; returns ``[tokens, out_features]``."""
+
+    @abc.abstractmethod
+    def gather(self, ids: Array) -> Array:
+        """Rows ``ids: int32 [n]`` of the weight, widened to the activations' type: ``[n, in_features]``."""
+
+
+class LinearMethod(abc.ABC):
+    """A GEMM for some weight formats."""
+
+    name: str
+
+    @abc.abstractmethod
+    def claims(self, fmt: str, spec: LinearSpec) -> str | None:
+        """None when it takes weights of this format for this linear, else the reason why not."""
+
+    @abc.abstractmethod
+    def pack(self, views: Sequence[TensorView], spec: LinearSpec, bias: Array | None) -> PackedWeight:
+        """Pack the rows of ``views``, all of one format, concatenated in order."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionMeta:
+    """One step, as attention backends see it, on the host.
+
+    Attributes:
+        mode: what the rows do.
+        query_starts: int32 ``[rows + 1]``.
+        seq_lens: int32 ``[rows]``, after this step.
+        row_ids: int32 ``[rows]``, row of the tables.
+        positions: int32 ``[tokens]``.
+        out_slots: int32 ``[groups, tokens]``.
+    """
+
+    mode: ForwardMode
+    query_starts: Int32Array
+    seq_lens: Int32Array
+    row_ids: Int32Array
+    positions: Int32Array
+    out_slots: Int32Array
+
+
+class OpsKVPool(KVPool):
+    """A pool whose arrays a graph runner can bind: one array for keys and one for values per layer."""
+
+    @abc.abstractmethod
+    def leaves(self) -> tuple[Array, ...]:
+        """All arrays of the pool in a fixed order."""
+
+    @abc.abstractmethod
+    def bind(self, leaves: Sequence[Array]) -> None:
+        """Replace the arrays (functional libraries return new ones)."""
+
+    @abc.abstractmethod
+    def update_tables(self, deltas: Sequence[TableDelta]) -> None:
+        """Apply changes to the device's row-to-slot tables."""
+
+
+class AttentionBackend(abc.ABC):
+    """Writes KV and attends over it."""
+
+    name: str
+
+    @abc.abstractmethod
+    def plan(self, meta: AttentionMeta) -> Any:
+        """Prepare one step on the host, outside capture; the result goes to every ``forward`` of the step."""
+
+    @abc.abstractmethod
+    def forward(self, q: Array, k: Array, v: Array, layer: LayerKV, plan: Any, sinks: Array | None = None) -> Array:
+        """Write ``k: [tokens, kv_heads, k_dim]``, ``v: [tokens, kv_heads, v_dim]`` into the pool and attend.
+
+        ``q: [tokens, q_heads, k_dim]``; returns ``[tokens, q_heads * v_dim]``.
+        """
+
+
+class GraphRunner(abc.ABC):
+    """Captures steps of fixed shape and replays them."""
+
+    @abc.abstractmethod
+    def capture(self, step: Callable[[Mapping[str, Array]], Array], buckets: Sequence[int]) -> None:
+        """Capture ``step(fixed inputs) -> hidden`` for decode batches of each bucket's rows, largest first."""
+
+    @abc.abstractmethod
+    def can_replay(self, num_rows: int) -> bool:
+        """Whether a decode batch of that many rows has a bucket."""
+
+    @abc.abstractmethod
+    def replay(self, inputs: Mapping[str, np.ndarray[Any, Any]], num_rows: int) -> Array:
+        """Copy the inputs into the bucket's buffers, padded, and replay; returns ``[num_rows, hidden]``."""
+
+
+class Fetch(Protocol):
+    """Arrays on their way to the host."""
+
+    def wait(self) -> tuple[np.ndarray[Any, Any], ...]:
+        """Block until they are there."""
+
+
+class OpsDevice(abc.ABC):
+    """A device that supplies ops and providers."""
+
+    @property
+    @abc.abstractmethod
+    def info(self) -> DeviceInfo:
+        """Which device this is."""
+
+    @property
+    @abc.abstractmethod
+    def ops(self) -> Ops:
+        """The ops table."""
+
+    @abc.abstractmethod
+    def memory(self) -> Memory:
+        """Memory as it is now."""
+
+    @abc.abstractmethod
+    def memory_policy(self) -> MemoryPolicy:
+        """How memory is divided."""
+
+    @abc.abstractmethod
+    def linear_methods(self) -> tuple[LinearMethod, ...]:
+        """GEMMs, the preferred one first; the last takes dense float32, bfloat16 and float16 weights."""
+
+    @abc.abstractmethod
+    def allocate_kv(self, layout: KVLayout, num_slots: int, num_rows: int, max_length: int) -> OpsKVPool:
+        """Allocate a zeroed pool of ``num_slots`` slots and tables of ``num_rows`` x ``max_length``."""
+
+    @abc.abstractmethod
+    def attention(self, name: str, pool: OpsKVPool, layout: KVLayout, dtype: str) -> AttentionBackend:
+        """Make the attention backend ``name`` over a pool."""
+
+    def graph_runner(self, pool: OpsKVPool) -> GraphRunner | None:
+        """A graph runner, or None where steps run eagerly."""
+        return None
+
+    def activation_peak(self, run: Callable[[], None]) -> int | None:
+        """Run a dry step and return its peak in bytes beyond what was held before, or None if not measurable."""
+        return None
+
+    @abc.abstractmethod
+    def fetch(self, arrays: Sequence[Array]) -> Fetch:
+        """Start copying arrays to the host."""
+
+    @abc.abstractmethod
+    def close(self) -> None:
+        """Give the device back."""
