@@ -98,6 +98,10 @@ class Ops(abc.ABC):
         """``[tokens, heads, dim]`` to ``[tokens, heads * dim]``."""
 
     @abc.abstractmethod
+    def reshape(self, x: Array, shape: tuple[int, ...]) -> Array:
+        """The same elements in row-major order in another shape; one size may be -1."""
+
+    @abc.abstractmethod
     def gather_rows(self, x: Array, index: Array) -> Array:
         """Rows ``index: int32 [n]`` of ``x: [rows, ...]``."""
 
@@ -161,11 +165,13 @@ class Ops(abc.ABC):
 
     @abc.abstractmethod
     def gumbel(self, seeds: np.ndarray[Any, Any], positions: np.ndarray[Any, Any], ids: Array | int) -> Array:
-        """Gumbel noise from Philox4x32-10.
+        """Gumbel noise from Philox4x32-10; ``positions: int32 [rows]``.
 
-        Key: the two halves of ``seeds: uint64 [rows]``. Counter: ``(id >> 2, position, 0, 0)``; word
-        ``id & 3`` of the block becomes ``u = (word + 0.5) / 2^32`` in float64 arithmetic or better than
-        1 ulp of float32, and the noise is ``-log(-log(u))`` in float32.
+        Key: the low, then the high half of ``seeds: uint64 [rows]``. Counter: ``(id >> 2, position, 0, 0)``; word
+        ``id & 3`` of the block becomes ``u = (word + 0.5) / 2^32``, and the noise is ``-log(-log(u))``, as float64
+        arithmetic gives it (within a few ulp of float32), returned in float32 and always finite. Float32 alone does
+        not do: words near 2^32 round to ``u = 1``. There ``1 - u = (2^32 - word - 0.5) / 2^32`` keeps its digits, and
+        ``log1p(-(1 - u))`` is the inner logarithm.
 
         ``ids`` is int32 ``[rows, k]``, or the width of the vocabulary for all ids in order.
 
@@ -183,6 +189,14 @@ class Ops(abc.ABC):
         return x
 
     # --- fused, optional: a platform overrides what it has a kernel for ---
+
+    def rope_prepare(self, positions: Array, cos: Array, sin: Array, interleaved: bool) -> Any:
+        """What all rotations of one step share, gathered once; ``rope_apply`` takes it back."""
+        return positions, cos, sin, interleaved
+
+    def rope_apply(self, x: Array, prepared: Any) -> Array:
+        """Rotate ``x: [tokens, heads, dim]`` as ``rope`` does, by what ``rope_prepare`` returned."""
+        return self.rope(x, *prepared)
 
     def add_rms_norm(self, x: Array, residual: Array, weight: Array, eps: float) -> tuple[Array, Array]:
         """``s = x + residual``; returns ``(rms_norm(s), s)``."""
