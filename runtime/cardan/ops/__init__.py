@@ -3,6 +3,7 @@
 It knows no array library and no model.
 """
 
+from cardan.ops.reference import DenseWeight, ReferenceOps
 from cardan.ops.table import Ops
 
-__all__ = ["Ops"]
+__all__ = ["DenseWeight", "Ops", "ReferenceOps"]
