@@ -1,0 +1,23 @@
+"""Neutral descriptions of weight formats, their exact values, and a plain writer for some of them.
+
+It knows no file type, no model and no GEMM: GEMMs belong to platforms, which claim formats by name.
+"""
+
+from cardan.quantization.dequantization import dequantize
+from cardan.quantization.formats import BLOCK_FORMATS, FORMATS, FormatSpec, format_spec, row_bytes, tensor_bytes
+from cardan.quantization.quantizing import WRITABLE_FORMATS, quantize
+from cardan.quantization.rows import gather_rows, slice_rows
+
+__all__ = [
+    "BLOCK_FORMATS",
+    "FORMATS",
+    "WRITABLE_FORMATS",
+    "FormatSpec",
+    "dequantize",
+    "format_spec",
+    "gather_rows",
+    "quantize",
+    "row_bytes",
+    "slice_rows",
+    "tensor_bytes",
+]

@@ -1,0 +1,213 @@
+"""Weight formats, described neutrally: how many elements a block holds, in how many bytes, with which scales.
+
+It knows no file type and no GEMM; a platform claims formats by their names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from cardan.errors import CheckpointError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FormatSpec:
+    """One way to store the elements of a tensor.
+
+    Attributes:
+        name: as in ``TensorView.dtype``.
+        block_elements: consecutive elements of a row that are stored together; 1 for dense formats.
+        block_bytes: bytes of one block.
+        bits: bits of one stored element, without its share of the scales.
+        group: consecutive elements that share a scale; 1 for dense formats.
+        symmetric: the value is ``scale * q``; otherwise it is ``scale * q + offset``.
+        scale: type of the scales, empty for dense formats.
+        packing: where the bits of a block are.
+    """
+
+    name: str
+    block_elements: int = 1
+    block_bytes: int
+    bits: int
+    group: int = 1
+    symmetric: bool = True
+    scale: str = ""
+    packing: str = ""
+
+    @property
+    def quantized(self) -> bool:
+        """Whether elements come in blocks with scales."""
+        return self.block_elements > 1
+
+    @property
+    def bits_per_weight(self) -> float:
+        """Bits of one element, its share of the scales included."""
+        return 8 * self.block_bytes / self.block_elements
+
+
+def _dense(name: str, num_bytes: int) -> FormatSpec:
+    return FormatSpec(name=name, block_bytes=num_bytes, bits=8 * num_bytes)
+
+
+_NIBBLES = "byte i holds element i in its low and element i + 16 in its high four bits"
+_FIFTH_BIT = f"; {_NIBBLES}; bit i of a little-endian 32-bit word before them is the fifth bit of element i"
+_CHUNKS = "; chunks of 32 bytes hold two groups of 32, one in the low and one in the high four bits"
+
+_SPECS = (
+    _dense("F64", 8),
+    _dense("F32", 4),
+    _dense("F16", 2),
+    _dense("BF16", 2),
+    _dense("F8_E4M3", 1),
+    _dense("F8_E5M2", 1),
+    _dense("I64", 8),
+    _dense("I32", 4),
+    _dense("I16", 2),
+    _dense("I8", 1),
+    _dense("U64", 8),
+    _dense("U32", 4),
+    _dense("U16", 2),
+    _dense("U8", 1),
+    _dense("BOOL", 1),
+    FormatSpec(
+        name="Q4_0",
+        block_elements=32,
+        block_bytes=18,
+        bits=4,
+        group=32,
+        scale="float16",
+        packing=f"scale; {_NIBBLES}; stored + 8",
+    ),
+    FormatSpec(
+        name="Q4_1",
+        block_elements=32,
+        block_bytes=20,
+        bits=4,
+        group=32,
+        symmetric=False,
+        scale="float16",
+        packing=f"scale, offset; {_NIBBLES}",
+    ),
+    FormatSpec(
+        name="Q5_0",
+        block_elements=32,
+        block_bytes=22,
+        bits=5,
+        group=32,
+        scale="float16",
+        packing=f"scale{_FIFTH_BIT}; stored + 16",
+    ),
+    FormatSpec(
+        name="Q5_1",
+        block_elements=32,
+        block_bytes=24,
+        bits=5,
+        group=32,
+        symmetric=False,
+        scale="float16",
+        packing=f"scale, offset{_FIFTH_BIT}",
+    ),
+    FormatSpec(
+        name="Q8_0",
+        block_elements=32,
+        block_bytes=34,
+        bits=8,
+        group=32,
+        scale="float16",
+        packing="scale; 32 signed bytes",
+    ),
+    FormatSpec(
+        name="Q2_K",
+        block_elements=256,
+        block_bytes=84,
+        bits=2,
+        group=16,
+        symmetric=False,
+        scale="uint4 * float16",
+        packing="16 bytes of scale and offset nibbles; two times 32 bytes with four planes of 2 bits; scale, offset",
+    ),
+    FormatSpec(
+        name="Q3_K",
+        block_elements=256,
+        block_bytes=110,
+        bits=3,
+        group=16,
+        scale="int6 * float16",
+        packing="32 bytes with one plane of third bits each; as Q2_K; 12 bytes of 6-bit scales; scale",
+    ),
+    FormatSpec(
+        name="Q4_K",
+        block_elements=256,
+        block_bytes=144,
+        bits=4,
+        group=32,
+        symmetric=False,
+        scale="uint6 * float16",
+        packing=f"scale, offset; 12 bytes of 6-bit scales and offsets{_CHUNKS}",
+    ),
+    FormatSpec(
+        name="Q5_K",
+        block_elements=256,
+        block_bytes=176,
+        bits=5,
+        group=32,
+        symmetric=False,
+        scale="uint6 * float16",
+        packing=f"as Q4_K, with 32 bytes before the chunks whose bit j is the fifth bit of group j{_CHUNKS}",
+    ),
+    FormatSpec(
+        name="Q6_K",
+        block_elements=256,
+        block_bytes=210,
+        bits=6,
+        group=16,
+        scale="int8 * float16",
+        packing="128 bytes of low nibbles; 64 bytes of high bit pairs; 16 signed scales; scale; stored + 32",
+    ),
+)
+
+FORMATS: Mapping[str, FormatSpec] = {spec.name: spec for spec in _SPECS}
+"""Every format that a checkpoint may hold, by name."""
+
+BLOCK_FORMATS: tuple[str, ...] = tuple(spec.name for spec in _SPECS if spec.quantized)
+"""Names of the formats with blocks."""
+
+
+def format_spec(fmt: str) -> FormatSpec:
+    """The description of a format.
+
+    Raises:
+        CheckpointError: there is no such format.
+    """
+    spec = FORMATS.get(fmt)
+    if spec is None:
+        raise CheckpointError(f"No weight format is called {fmt!r}; known are {', '.join(FORMATS)}.")
+    return spec
+
+
+def row_bytes(fmt: str, columns: int) -> int:
+    """Bytes of one row of ``columns`` elements.
+
+    Raises:
+        CheckpointError: the format is unknown, or a row does not consist of whole blocks.
+    """
+    spec = format_spec(fmt)
+    if columns % spec.block_elements:
+        raise CheckpointError(
+            f"{fmt} stores rows in blocks of {spec.block_elements} elements, got rows of {columns}. "
+            f"Use a format with smaller blocks for this tensor."
+        )
+    return columns // spec.block_elements * spec.block_bytes
+
+
+def tensor_bytes(fmt: str, shape: Sequence[int]) -> int:
+    """Bytes of a tensor, ``shape`` outermost dimension first; a scalar has the shape ``()``.
+
+    Raises:
+        CheckpointError: the format is unknown, or a row does not consist of whole blocks.
+    """
+    rows = 1
+    for size in shape[:-1]:
+        rows *= size
+    return rows * row_bytes(fmt, shape[-1] if shape else 1)
