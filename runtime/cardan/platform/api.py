@@ -67,6 +67,8 @@ class Platform(abc.ABC):
     name: str
     api_range: tuple[int, int] = (1, 1)
     """Oldest and newest ``PLATFORM_API`` that the plugin works with."""
+    reads_weights: bool = True
+    """False when ``Device.load`` reads no tensor, so that a folder without weights can be served."""
 
     @abc.abstractmethod
     def probe(self) -> Availability:

@@ -1,0 +1,205 @@
+"""The fake token of the null platform: a pure function of a sequence and of how its next token is chosen.
+
+It knows no slots, tables or batches, so tests compute with it what a sequence gives when it runs alone.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from cardan.types import SamplingParams, TokenLogprobs
+
+_BITS = (1 << 64) - 1
+_GOLDEN = 0x9E3779B97F4A7C15
+_FORCE_BIAS = 50.0
+"""A logit bias at least this large forces its token; one at most the negative forbids it."""
+_NUM_CANDIDATES = 64
+"""Candidates with a rank of their own; all other tokens are less likely than these."""
+
+
+def mix(*values: int) -> int:
+    """Hash integers into 64 bits. Source: the splitmix64 finalizer (Steele, Lea and Flood, 2014), chained."""
+    state = 0
+    for value in values:
+        state = (state + (value & _BITS) + _GOLDEN) & _BITS
+        state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & _BITS
+        state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & _BITS
+        state ^= state >> 31
+    return state
+
+
+def _weights(length: int) -> npt.NDArray[np.uint64]:
+    state = np.arange(1, length + 1, dtype=np.uint64) * np.uint64(_GOLDEN)
+    state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return state | np.uint64(1)
+
+
+class SequenceHasher:
+    """Hashes token sequences in order; one token moved, lost or changed gives another hash."""
+
+    def __init__(self) -> None:
+        self._weights = _weights(1024)
+
+    def __call__(self, ids: npt.ArrayLike) -> int:
+        """Hash ``ids: int [n]`` into 64 bits."""
+        tokens = np.asarray(ids).astype(np.int64).astype(np.uint64)
+        if tokens.size > self._weights.size:
+            self._weights = _weights(2 * tokens.size)
+        total = ((tokens + np.uint64(1)) * self._weights[: tokens.size]).sum(dtype=np.uint64)
+        return mix(int(total), int(tokens.size))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Vocabulary:
+    """Which tokens there are.
+
+    Attributes:
+        size: ids are ``0 .. size - 1``.
+        eos_ids: ids that end a sequence; they come with ``eos_probability`` and never otherwise.
+        eos_probability: chance of an end at each position.
+    """
+
+    size: int
+    eos_ids: tuple[int, ...] = ()
+    eos_probability: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """How one token is chosen.
+
+    Attributes:
+        temperature: 0 takes the most likely candidate.
+        top_k: 1 does so too.
+        top_p: mixed into the choice when it is random.
+        min_p: mixed into the choice when it is random.
+        seed: of the request.
+        position: of the token being chosen.
+        penalties: frequency, presence and repetition penalty.
+        prompt_ids: distinct ids of the prompt, for penalties.
+        output_counts: how often each id was output, for penalties.
+        bias: logit bias by token id.
+        allowed: what a grammar mask says of an id, or None for no mask.
+    """
+
+    temperature: float = 0.0
+    top_k: int = -1
+    top_p: float = 1.0
+    min_p: float = 0.0
+    seed: int = 0
+    position: int = 0
+    penalties: tuple[float, float, float] = (0.0, 0.0, 1.0)
+    prompt_ids: frozenset[int] = frozenset()
+    output_counts: Mapping[int, int] = field(default_factory=dict)
+    bias: Mapping[int, float] = field(default_factory=dict)
+    allowed: Callable[[int], bool] | None = None
+
+
+def _float_bits(value: float) -> int:
+    return int(np.float32(value).view(np.uint32))
+
+
+def _scores(sequence_hash: int, choice: Choice) -> int:
+    """What stands for the logits after penalties: a hash that each of them changes."""
+    if choice.penalties == (0.0, 0.0, 1.0):
+        return sequence_hash
+    counts = [mix(token, count) for token, count in sorted(choice.output_counts.items()) if count > 0]
+    bits = [_float_bits(penalty) for penalty in choice.penalties]
+    return mix(sequence_hash, *bits, *sorted(choice.prompt_ids), *counts)
+
+
+def _candidates(scores: int, vocabulary: Vocabulary) -> Iterator[int]:
+    """Distinct ids, most likely first, the first few by hash and the rest in order; ends of sequence left out."""
+    seen = set(vocabulary.eos_ids)
+    for rank in range(_NUM_CANDIDATES):
+        token = mix(scores, rank) % vocabulary.size
+        if token not in seen:
+            seen.add(token)
+            yield token
+    yield from (token for token in range(vocabulary.size) if token not in seen)
+
+
+def next_token(sequence_hash: int, choice: Choice, vocabulary: Vocabulary) -> int | None:
+    """The token that follows a sequence, or None when bias and mask allow none."""
+    scores = _scores(sequence_hash, choice)
+    drawn = scores
+    if choice.temperature > 0 and choice.top_k != 1:
+        fields = (choice.temperature, choice.top_p, choice.min_p)
+        drawn = mix(scores, choice.seed, choice.position, choice.top_k, *map(_float_bits, fields))
+
+    def possible(token: int) -> bool:
+        unmasked = choice.allowed is None or choice.allowed(token)
+        return unmasked and choice.bias.get(token, 0.0) > -_FORCE_BIAS
+
+    forced = [token for token, value in choice.bias.items() if value >= _FORCE_BIAS and possible(token)]
+    if forced:
+        return max(forced, key=lambda token: (choice.bias[token], -token))
+    ends = mix(drawn, 0xE05) < vocabulary.eos_probability * 2.0**64
+    last = tuple(token for token in vocabulary.eos_ids if possible(token))
+    if ends and last:
+        return last[0]
+    return next((token for token in _candidates(drawn, vocabulary) if possible(token)), last[0] if last else None)
+
+
+def token_logprobs(
+    sequence_hash: int, token: int, top: int, token_ids: Sequence[int], vocabulary: Vocabulary
+) -> TokenLogprobs:
+    """Made-up logprobs after a sequence: half a nat between ranks, the same for every way of choosing."""
+
+    def logprob_of(wanted: int) -> float:
+        for rank, candidate in zip(range(_NUM_CANDIDATES), _candidates(sequence_hash, vocabulary), strict=False):
+            if candidate == wanted:
+                return -0.5 * (rank + 1)
+        return -40.0 - mix(sequence_hash, wanted) % 4096 / 256
+
+    ranked = zip(range(top), _candidates(sequence_hash, vocabulary), strict=False)
+    return TokenLogprobs(
+        logprob=logprob_of(token),
+        top=tuple((candidate, logprob_of(candidate)) for _, candidate in ranked),
+        chosen=tuple((wanted, logprob_of(wanted)) for wanted in token_ids),
+    )
+
+
+def expected_tokens(
+    prompt_ids: Sequence[int], params: SamplingParams, vocabulary: Vocabulary, count: int | None = None
+) -> list[int]:
+    """Tokens that a request gets when it runs alone, without slots, tables, chunks or cache.
+
+    Stops after ``count`` (``max_new_tokens`` by default) or, unless ``ignore_eos``, with an end of sequence
+    once there are ``min_new_tokens``; stop strings are not looked at.
+    """
+    hasher = SequenceHasher()
+    output: list[int] = []
+    limit = params.max_new_tokens if count is None else count
+    while len(output) < limit:
+        sequence = [*prompt_ids, *output]
+        held_back = len(output) < params.min_new_tokens
+        bias = dict(params.logit_bias)
+        if held_back:
+            bias |= dict.fromkeys((*vocabulary.eos_ids, *params.stop_token_ids), float("-inf"))
+        choice = Choice(
+            temperature=params.temperature,
+            top_k=params.top_k if params.top_k > 0 else vocabulary.size,
+            top_p=params.top_p,
+            min_p=params.min_p,
+            seed=params.seed or 0,
+            position=len(sequence),
+            penalties=(params.frequency_penalty, params.presence_penalty, params.repetition_penalty),
+            prompt_ids=frozenset(prompt_ids),
+            output_counts=Counter(output),
+            bias=bias,
+        )
+        token = next_token(hasher(sequence), choice, vocabulary)
+        if token is None:
+            break
+        output.append(token)
+        stops = token in params.stop_token_ids or (token in vocabulary.eos_ids and not params.ignore_eos)
+        if stops and not held_back:
+            break
+    return output
