@@ -6,8 +6,10 @@ It knows no array library, no device and no process; everything here is ints, st
 from __future__ import annotations
 
 import enum
+import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -206,6 +208,45 @@ class TableDelta:
     slots: Int32Array
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class TableDeltas(Sequence[TableDelta]):
+    """The table changes of one step as flat arrays, so that a step of many rows costs no object per row.
+
+    A device applies them at once: ``table[group][rows, positions] = slots[group]``. Read as a sequence it gives
+    one ``TableDelta`` for each run of consecutive positions of a row.
+
+    Attributes:
+        rows: int32 ``[m]``, which row each entry belongs to.
+        positions: int32 ``[m]``, which column.
+        slots: int32 ``[groups, m]``.
+    """
+
+    rows: Int32Array
+    positions: Int32Array
+    slots: Int32Array
+
+    def _run_bounds(self) -> list[int]:
+        breaks = (np.diff(self.rows) != 0) | (np.diff(self.positions) != 1)
+        return [0, *(np.flatnonzero(breaks) + 1).tolist(), int(self.rows.shape[0])]
+
+    def __len__(self) -> int:
+        return len(self._run_bounds()) - 1 if self.rows.shape[0] else 0
+
+    @overload
+    def __getitem__(self, index: int) -> TableDelta: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[TableDelta]: ...
+    def __getitem__(self, index: int | slice) -> TableDelta | Sequence[TableDelta]:
+        if self.rows.shape[0] == 0:
+            return ()[index]
+        bounds = self._run_bounds()
+        deltas = tuple(
+            TableDelta(row_id=int(self.rows[a]), start=int(self.positions[a]), slots=self.slots[:, a:b])
+            for a, b in itertools.pairwise(bounds)
+        )
+        return deltas[index]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PenaltySeed:
     """Token counts that a row starts from, sent when a row that asks for penalties is (re)admitted.
@@ -313,7 +354,8 @@ class Batch:
         seq_lens: int32 ``[rows]``, length of each sequence after this step.
         row_ids: int32 ``[rows]``, row of the device's row-to-slot table.
         out_slots: int32 ``[groups, tokens]``, where each token's KV goes.
-        table_deltas: changes to the row-to-slot tables, applied before the step.
+        table_deltas: changes to the row-to-slot tables, applied before the step; the scheduler gives
+            ``TableDeltas``, whose flat arrays are the fast way to apply them.
         logits_at: int32 ``[n]``, indices into the tokens whose logits are sampled from.
         sampling: state of the ``n`` rows that sample, or None when no row does.
         prompt_logprobs: prompt positions whose logprobs are wanted, or None.
@@ -326,7 +368,7 @@ class Batch:
     seq_lens: Int32Array
     row_ids: Int32Array
     out_slots: Int32Array
-    table_deltas: tuple[TableDelta, ...] = ()
+    table_deltas: Sequence[TableDelta] = ()
     logits_at: Int32Array
     sampling: SamplingBatch | None = None
     prompt_logprobs: PromptLogprobs | None = None
