@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -155,6 +156,10 @@ class OpsDevice(abc.ABC):
     @abc.abstractmethod
     def ops(self) -> Ops:
         """The ops table."""
+
+    def scope(self) -> AbstractContextManager[Any]:
+        """Entered around everything that the runner does on the device; switch off here what only training needs."""
+        return nullcontext()
 
     @abc.abstractmethod
     def memory(self) -> Memory:
