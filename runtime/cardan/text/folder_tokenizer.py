@@ -1,0 +1,152 @@
+"""Builds a tokenizer from a folder with ``tokenizer.json`` and the files that usually lie beside it.
+
+It does not know GGUF, and never reads ``tokenizer.model``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tokenizers import AddedToken
+from tokenizers import Tokenizer as Backend
+
+from cardan.errors import CheckpointError
+from cardan.text.gguf_tokenizer import set_bos_eos
+from cardan.text.parts import TokenizerParts, chat_end_ids
+
+_NAMED = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
+
+
+def build_from_folder(folder: Path) -> TokenizerParts:
+    """Build a tokenizer from ``folder``.
+
+    Raises:
+        CheckpointError: there is no ``tokenizer.json``, or a file in the folder cannot be read.
+    """
+    backend = _backend(folder)
+    config = _read_json(folder / "tokenizer_config.json")
+    special = _special_tokens(config, _read_json(folder / "special_tokens_map.json"))
+    _add_missing(backend, config, special)
+    if "add_bos_token" in config or "add_eos_token" in config:
+        set_bos_eos(
+            backend,
+            special.get("bos_token") if config.get("add_bos_token") else None,
+            special.get("eos_token") if config.get("add_eos_token") else None,
+        )
+    templates = _templates(folder, config)
+    bos, eos = special.get("bos_token"), special.get("eos_token")
+    ends = {backend.token_to_id(eos) if eos else None, *_end_ids(folder)}
+    return TokenizerParts(
+        backend=backend,
+        special_tokens=special,
+        bos_id=backend.token_to_id(bos) if bos else None,
+        eos_ids=frozenset(index for index in ends if index is not None)
+        | chat_end_ids(backend, templates.get("default")),
+        templates=templates,
+    )
+
+
+def _backend(folder: Path) -> Backend:
+    path = folder / "tokenizer.json"
+    if not path.is_file():
+        if (folder / "tokenizer.model").is_file():
+            raise CheckpointError(
+                f"{folder} has only a SentencePiece tokenizer.model, which is not read. Add the tokenizer.json of "
+                "the same model (its repository has one, or transformers' AutoTokenizer writes it with "
+                "save_pretrained), or pass --tokenizer FOLDER."
+            )
+        raise CheckpointError(
+            f"{folder} has no tokenizer.json. Pass --tokenizer FOLDER with the model's tokenizer.json."
+        )
+    try:
+        backend = Backend.from_file(str(path))
+    except Exception as error:
+        raise CheckpointError(f"{path} cannot be read as a tokenizer: {error}. Fetch it again.") from error
+    backend.no_truncation()
+    backend.no_padding()
+    return backend
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise CheckpointError(f"{path} is not valid JSON: {error}. Fetch it again.") from error
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{path} must hold a JSON object, got {type(value).__name__}. Fetch it again.")
+    return value
+
+
+def _text_of(value: Any) -> str | None:
+    """A token written as a string or as ``{"content": …}``."""
+    if isinstance(value, Mapping):
+        value = value.get("content")
+    return value if isinstance(value, str) and value else None
+
+
+def _special_tokens(config: Mapping[str, Any], special_map: Mapping[str, Any]) -> dict[str, str]:
+    special: dict[str, str] = {}
+    for name in _NAMED:
+        text = _text_of(special_map.get(name)) if name not in config else _text_of(config[name])
+        if text is not None:
+            special[name] = text
+    return special
+
+
+def _add_missing(backend: Backend, config: Mapping[str, Any], special: Mapping[str, str]) -> None:
+    """Add the tokens that the other files name and ``tokenizer.json`` lacks, and mark the named ones special."""
+    declared = config.get("added_tokens_decoder") or {}
+    for index, spec in sorted(declared.items(), key=lambda item: int(item[0])):
+        text = _text_of(spec)
+        if text is None or backend.token_to_id(text) is not None:
+            continue
+        flags = {key: bool(spec[key]) for key in ("lstrip", "rstrip", "single_word", "normalized") if key in spec}
+        token = AddedToken(text, special=bool(spec.get("special")), **flags)
+        backend.add_special_tokens([token]) if token.special else backend.add_tokens([token])
+        if backend.token_to_id(text) != int(index):
+            raise CheckpointError(
+                f"tokenizer_config.json gives {text!r} the id {index}, but tokenizer.json has room for it only at "
+                f"{backend.token_to_id(text)}. The two files belong to different models; fetch both again."
+            )
+    marked = {token.content for token in backend.get_added_tokens_decoder().values() if token.special}
+    extra = [_text_of(value) for value in config.get("additional_special_tokens") or ()]
+    wanted = [text for text in (*special.values(), *extra) if text is not None and text not in marked]
+    known = [text for text in wanted if backend.token_to_id(text) is not None]
+    backend.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in dict.fromkeys(known)])
+
+
+def _end_ids(folder: Path) -> frozenset[int]:
+    """The EOS ids of ``generation_config.json``, or of ``config.json`` where that says nothing."""
+    for name in ("generation_config.json", "config.json"):
+        found = end_ids_of(_read_json(folder / name))
+        if found:
+            return found
+    return frozenset()
+
+
+def end_ids_of(generation_config: Mapping[str, Any]) -> frozenset[int]:
+    """The ids under ``eos_token_id``: one, a list, or none."""
+    value = generation_config.get("eos_token_id")
+    if value is None:
+        return frozenset()
+    return frozenset(int(index) for index in (value if isinstance(value, list | tuple) else (value,)))
+
+
+def _templates(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
+    templates: dict[str, str] = {}
+    for value in (config.get("chat_template"), _read_json(folder / "chat_template.json").get("chat_template")):
+        if isinstance(value, str):
+            templates["default"] = value
+        elif isinstance(value, list):
+            templates.update({str(entry["name"]): str(entry["template"]) for entry in value})
+    path = folder / "chat_template.jinja"
+    if path.is_file():
+        templates["default"] = path.read_text(encoding="utf-8")
+    for extra in sorted((folder / "additional_chat_templates").glob("*.jinja")):
+        templates[extra.stem] = extra.read_text(encoding="utf-8")
+    return templates
