@@ -92,6 +92,7 @@ class Parameter:
         bias: sources of the bias, concatenated in order; empty for none.
         tied_to: name of an embedding whose storage this linear shares, when it has no tensor of its own.
         shard: how it is split over ranks.
+        add: number that the loader adds to each element of a ``VECTOR`` (Gemma stores its norms less 1).
     """
 
     name: str
@@ -101,6 +102,7 @@ class Parameter:
     bias: tuple[Source, ...] = ()
     tied_to: str | None = None
     shard: Shard = Shard.NONE
+    add: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
