@@ -63,6 +63,21 @@ class TensorStore(Protocol):
         """Give up the files."""
 
 
+class NoTensors:
+    """The store of a checkpoint whose weights nobody wants."""
+
+    def info(self) -> Mapping[str, tuple[str, tuple[int, ...]]]:
+        """Nothing."""
+        return {}
+
+    def tensor(self, name: str) -> TensorView:
+        """Never called: ``info`` lists nothing."""
+        raise KeyError(name)
+
+    def close(self) -> None:
+        """Nothing to give up."""
+
+
 class OpenedCheckpoint:
     """A checkpoint whose files are mapped; implements ``cardan.platform.Checkpoint``."""
 

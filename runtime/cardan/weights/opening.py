@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TypeAlias
 
 from cardan.config import ModelConfig
-from cardan.errors import CheckpointError, ConfigError
-from cardan.weights.checkpoint import ModelDescription, OpenedCheckpoint, TokenizerSource
+from cardan.errors import CheckpointError
+from cardan.weights.checkpoint import ModelDescription, NoTensors, OpenedCheckpoint, TokenizerSource
 from cardan.weights.folder import WeightFiles, check_whole, find_weights, read_config, read_generation_config
 from cardan.weights.gguf import GgufStore, architecture_of, gguf_config, read_header, read_rope_factors
 from cardan.weights.kinds import CONVERT_PICKLE, PICKLE_SUFFIXES, FileKind, check_kind, file_kind
@@ -28,17 +28,17 @@ _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model"
 def open_checkpoint(config: ModelConfig, progress: Progress | None = None) -> OpenedCheckpoint:
     """Open the model that a user asked for: alias, folder, file, Hugging Face cache or hub id.
 
+    With ``random_weights`` the result has a description and no tensors; a ``RandomCheckpoint`` is made of it once
+    the model's shapes are known.
+
     Raises:
         ModelNotFoundError: there is no such model; the message says where it was looked for.
         CheckpointError: it is damaged, incomplete, or of a kind that is refused.
         ModelConfigError: the metadata of a GGUF file lacks a field or contradicts itself.
         UnsupportedModelError: a GGUF file of an architecture that Cardan does not read.
-        ConfigError: random weights were asked for, which ``RandomCheckpoint`` makes from the model's shapes.
     """
     if config.random_weights is not None:
-        raise ConfigError(
-            "--random-weights replaces the tensors of a checkpoint: read its description and make a RandomCheckpoint."
-        )
+        return OpenedCheckpoint(open_description(config, progress), NoTensors())
     located = locate_model(config, progress)
     tokenizer = _chosen_tokenizer(config, progress)
     files = _weight_files(located.path)

@@ -143,7 +143,7 @@ def _place(file: MappedFile, name: str, entry: Any, data_start: int) -> _Place:
     if not isinstance(entry, dict):
         _fail(file, f"the entry of tensor {name!r} is no object")
     dtype = entry.get("dtype")
-    if dtype not in _DTYPES:
+    if not isinstance(dtype, str) or dtype not in _DTYPES:
         raise CheckpointError(
             f"{file.path}: tensor {name!r} has the type {dtype!r}; Cardan reads {', '.join(sorted(_DTYPES))}."
         )

@@ -12,7 +12,7 @@ from cardan.errors import CheckpointError, UnsupportedModelError
 from cardan.weights.gguf.header import GgufHeader
 from cardan.weights.gguf.metadata import Metadata
 from cardan.weights.gguf.names import ARCHITECTURES
-from cardan.weights.gguf.rope import RopeFactors, rope_scaling
+from cardan.weights.gguf.rope import RopeFactors, rope_config
 
 Config: TypeAlias = dict[str, Any]
 
@@ -36,8 +36,8 @@ def architecture_of(header: GgufHeader) -> str:
 def gguf_config(header: GgufHeader, factors: RopeFactors) -> Config:
     """The config of a file; ``factors`` holds its tensors of rotary factors by name.
 
-    Two keys are Cardan's own: ``cardan_norm_offset`` (0.0: Gemma's "1 +" is already in the norm weights) and, in
-    ``rope_scaling``, ``cardan_rope_factors`` (each rotary frequency is divided by its factor, and nothing else).
+    Two keys are Cardan's own: ``cardan_norm_offset`` (0.0: Gemma's "1 +" is already in the norm weights) and
+    ``cardan_rope_factors`` (each rotary frequency is divided by its factor, instead of any ``rope_scaling``).
 
     Raises:
         CheckpointError: the file has no weights.
@@ -48,9 +48,7 @@ def gguf_config(header: GgufHeader, factors: RopeFactors) -> Config:
     meta = Metadata(header.path, header.metadata)
     _refuse_parts_and_experts(header, meta)
     config = _common(header, meta)
-    scaling = rope_scaling(meta, factors, config)
-    if scaling is not None:
-        config["rope_scaling"] = scaling
+    config.update(rope_config(meta, factors, config))
     _FAMILIES[architecture](header, meta, config)
     return config
 
@@ -93,8 +91,8 @@ def _common(header: GgufHeader, meta: Metadata) -> Config:
         "num_key_value_heads": meta.positive("attention.head_count_kv", num_heads),
         "head_dim": _head_dim(header, meta, hidden_size, num_heads),
         "max_position_embeddings": meta.positive("context_length"),
-        "rms_norm_eps": meta.number("attention.layer_norm_rms_epsilon"),
-        "rope_theta": meta.number("rope.freq_base", 10000.0),
+        "rms_norm_eps": meta.above_zero("attention.layer_norm_rms_epsilon"),
+        "rope_theta": meta.above_zero("rope.freq_base", 10000.0),
         "hidden_act": "silu",
         "tie_word_embeddings": "output.weight" not in header.tensors,
     }
@@ -207,7 +205,7 @@ def _gemma(meta: Metadata, config: Config, largest: int) -> None:
     if config["num_hidden_layers"] == largest:
         width = config["hidden_size"] // config["num_attention_heads"]
     if meta.has("attention.scale"):
-        config["query_pre_attn_scalar"] = meta.number("attention.scale") ** -2
+        config["query_pre_attn_scalar"] = meta.above_zero("attention.scale") ** -2
     else:
         config["query_pre_attn_scalar"] = width
     for key in ("attn_logit_softcapping", "final_logit_softcapping"):
@@ -225,7 +223,7 @@ def _gemma2(_header: GgufHeader, meta: Metadata, config: Config) -> None:
 def _gemma3(_header: GgufHeader, meta: Metadata, config: Config) -> None:
     _name(config, "Gemma3ForCausalLM", "gemma3_text")
     _gemma(meta, config, largest=62)
-    config["rope_local_base_freq"] = meta.number("rope.freq_base_swa", 10000.0)
+    config["rope_local_base_freq"] = meta.above_zero("rope.freq_base_swa", 10000.0)
     _layer_types(meta, config, period=6)
 
 

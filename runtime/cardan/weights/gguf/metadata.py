@@ -5,7 +5,6 @@ It knows no architecture.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,8 @@ from typing import Any
 import numpy as np
 
 from cardan.errors import ModelConfigError, UnsupportedModelError
+
+_LARGEST = float(np.finfo(np.float32).max)
 
 
 class Metadata:
@@ -70,9 +71,20 @@ class Metadata:
             ModelConfigError: it is missing or no such number.
         """
         value = self._get(key, default)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= _LARGEST:
             raise self._wrong(key, "a finite number", value)
         return float(str(np.float32(value)))
+
+    def above_zero(self, key: str, default: float | None = None) -> float:
+        """A finite number above 0.
+
+        Raises:
+            ModelConfigError: it is missing or no such number.
+        """
+        value = self.number(key, default)
+        if value <= 0:
+            raise self._wrong(key, "a number above 0", value)
+        return value
 
     def text(self, key: str, default: str) -> str:
         """A string.

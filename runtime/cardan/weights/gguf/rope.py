@@ -1,4 +1,4 @@
-"""RoPE scaling of a GGUF file as a Hugging Face ``rope_scaling`` entry.
+"""RoPE scaling of a GGUF file as the config has it.
 
 It computes no frequencies; factors that a converter has folded into tensors are handed on as numbers.
 """
@@ -44,8 +44,8 @@ def read_rope_factors(file: MappedFile, header: GgufHeader) -> dict[str, list[fl
     return factors
 
 
-def rope_scaling(meta: Metadata, factors: RopeFactors, config: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The ``rope_scaling`` entry of a file, or None where frequencies are not scaled.
+def rope_config(meta: Metadata, factors: RopeFactors, config: Mapping[str, Any]) -> dict[str, Any]:
+    """The config's ``rope_scaling`` or ``cardan_rope_factors``, or nothing where frequencies are not scaled.
 
     Raises:
         CheckpointError: the factors do not fit the heads.
@@ -59,7 +59,12 @@ def rope_scaling(meta: Metadata, factors: RopeFactors, config: Mapping[str, Any]
                 "The file contradicts itself; fetch or convert it again."
             )
     if "rope_freqs.weight" in factors:
-        return {"rope_type": "llama3", "cardan_rope_factors": factors["rope_freqs.weight"]}
+        return {"cardan_rope_factors": factors["rope_freqs.weight"]}
+    scaling = _scaling(meta, factors)
+    return {} if scaling is None else {"rope_scaling": scaling}
+
+
+def _scaling(meta: Metadata, factors: RopeFactors) -> dict[str, Any] | None:
     if "rope_factors_long.weight" in factors and "rope_factors_short.weight" in factors:
         return _longrope(meta, factors)
     kind = meta.text("rope.scaling.type", "linear" if meta.has("rope.scale_linear") else "none")
@@ -67,7 +72,7 @@ def rope_scaling(meta: Metadata, factors: RopeFactors, config: Mapping[str, Any]
         return None
     if kind == "linear":
         key = "rope.scaling.factor" if meta.has("rope.scaling.factor") else "rope.scale_linear"
-        factor = meta.number(key, 1.0)
+        factor = meta.above_zero(key, 1.0)
         return {"rope_type": "linear", "factor": factor} if factor != 1 else None
     if kind == "yarn":
         return _yarn(meta)
@@ -84,14 +89,14 @@ def _longrope(meta: Metadata, factors: RopeFactors) -> dict[str, Any]:
         "short_factor": factors["rope_factors_short.weight"],
     }
     if meta.has("rope.scaling.attn_factor"):
-        scaling["attention_factor"] = meta.number("rope.scaling.attn_factor")
+        scaling["attention_factor"] = meta.above_zero("rope.scaling.attn_factor")
     return scaling
 
 
 def _yarn(meta: Metadata) -> dict[str, Any]:
     scaling: dict[str, Any] = {
         "rope_type": "yarn",
-        "factor": meta.number("rope.scaling.factor"),
+        "factor": meta.above_zero("rope.scaling.factor"),
         "original_max_position_embeddings": meta.positive("rope.scaling.original_context_length"),
     }
     optional = {
@@ -99,4 +104,4 @@ def _yarn(meta: Metadata) -> dict[str, Any]:
         "beta_fast": "rope.scaling.yarn_beta_fast",
         "beta_slow": "rope.scaling.yarn_beta_slow",
     }
-    return scaling | {name: meta.number(key) for name, key in optional.items() if meta.has(key)}
+    return scaling | {name: meta.above_zero(key) for name, key in optional.items() if meta.has(key)}

@@ -8,9 +8,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
 from cardan.errors import CheckpointError
 from cardan.quantization import gather_rows
 from cardan.types import TensorView
@@ -32,14 +29,11 @@ class GgufStore:
     def __init__(self, file: MappedFile, header: GgufHeader, architecture: str, config: Mapping[str, Any]) -> None:
         self._file = file
         self._tensors = _by_hugging_face_name(header, architecture, int(config["num_hidden_layers"]))
-        self._orders: dict[str, npt.NDArray[np.int64]] = {}
+        self._heads: Mapping[str, int] = {}
+        self._head_dim = int(config["head_dim"])
         if architecture in PERMUTED:
-            head_dim = int(config["head_dim"])
-            self._orders = {
-                "q": unpermuted_rows(int(config["num_attention_heads"]), head_dim),
-                "k": unpermuted_rows(int(config["num_key_value_heads"]), head_dim),
-            }
-            self._check_orders()
+            self._heads = {"q": int(config["num_attention_heads"]), "k": int(config["num_key_value_heads"])}
+            self._check_heads()
 
     def info(self) -> Mapping[str, tuple[str, tuple[int, ...]]]:
         """Format and shape of every tensor by name."""
@@ -50,20 +44,25 @@ class GgufStore:
         tensor = self._tensors[name]
         data = self._file.view[tensor.start : tensor.start + tensor.num_bytes]
         view = TensorView(name, tensor.fmt, tensor.shape, data)
-        order = self._orders.get(head_of_rows(tensor.name) or "")
-        return view if order is None else gather_rows(view, order)
+        heads = self._heads_of(tensor)
+        return view if heads is None else gather_rows(view, unpermuted_rows(heads, self._head_dim))
 
     def close(self) -> None:
         """Unmap the file."""
         self._file.close()
 
-    def _check_orders(self) -> None:
+    def _heads_of(self, tensor: GgufTensor) -> int | None:
+        """How many heads the rows of a tensor are, where the file has them in another order."""
+        return self._heads.get(head_of_rows(tensor.name) or "")
+
+    def _check_heads(self) -> None:
         for tensor in self._tensors.values():
-            order = self._orders.get(head_of_rows(tensor.name) or "")
-            if order is not None and tensor.shape[0] != order.size:
+            heads = self._heads_of(tensor)
+            if heads is not None and tensor.shape[0] != heads * self._head_dim:
                 raise CheckpointError(
-                    f"{self._file.path}: tensor {tensor.name!r} has {tensor.shape[0]} rows, but the heads of the "
-                    f"metadata take {order.size}. The file contradicts itself; fetch or convert it again."
+                    f"{self._file.path}: tensor {tensor.name!r} has {tensor.shape[0]} rows, but the metadata's {heads} "
+                    f"heads of {self._head_dim} take {heads * self._head_dim}. "
+                    "The file contradicts itself; fetch or convert it again."
                 )
 
 
