@@ -5,12 +5,14 @@ It does not know attention; it knows layout only.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 
 from cardan.platform import OpsKVPool
-from cardan.types import KVLayout, TableDelta
+from cardan.types import KVLayout, TableDelta, TableDeltas
 from cardan_torch.tensors import torch_dtype
 
 
@@ -27,13 +29,9 @@ class TorchKVPool(OpsKVPool):
 
     def __init__(self, layout: KVLayout, num_slots: int, num_rows: int, max_length: int, device: torch.device) -> None:
         dtype = torch_dtype(layout.dtype)
-        self.keys = [
-            torch.zeros((num_slots, layer.kv_heads, layer.k_dim), dtype=dtype, device=device) for layer in layout.layers
-        ]
-        self.values = [
-            torch.zeros((num_slots, layer.kv_heads, layer.v_dim), dtype=dtype, device=device) for layer in layout.layers
-        ]
-        self.tables = torch.zeros((layout.num_groups, num_rows, max_length), dtype=torch.int64, device=device)
+        self.keys = [_zeros((num_slots, layer.kv_heads, layer.k_dim), dtype, device) for layer in layout.layers]
+        self.values = [_zeros((num_slots, layer.kv_heads, layer.v_dim), dtype, device) for layer in layout.layers]
+        self.tables = _zeros((layout.num_groups, num_rows, max_length), torch.int64, device)
 
     @property
     def num_bytes(self) -> int:
@@ -50,7 +48,25 @@ class TorchKVPool(OpsKVPool):
         self.keys, self.values = list(leaves[:half]), list(leaves[half:])
 
     def update_tables(self, deltas: Sequence[TableDelta]) -> None:
-        """Write each delta's slots to its row."""
+        """Write slots to their rows; the flat arrays of ``TableDeltas`` go in one call."""
+        device = self.tables.device
+        if isinstance(deltas, TableDeltas):
+            if len(deltas.rows) == 0:
+                return
+            rows, positions, slots = (
+                torch.from_numpy(array.astype(np.int64)).to(device)
+                for array in (deltas.rows, deltas.positions, deltas.slots)
+            )
+            self.tables[:, rows, positions] = slots
+            return
         for delta in deltas:
-            slots = torch.from_numpy(delta.slots.astype("int64")).to(self.tables.device)
+            slots = torch.from_numpy(delta.slots.astype(np.int64)).to(device)
             self.tables[:, delta.row_id, delta.start : delta.start + slots.shape[1]] = slots
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Zeros; in host memory the pages are committed only as they are first touched, which ``torch.zeros`` does not."""
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    count = math.prod(shape) * dtype.itemsize
+    return torch.from_numpy(np.zeros(count, dtype=np.uint8)).view(dtype).reshape(shape)

@@ -13,7 +13,7 @@ from cardan.platform.api import (
 )
 from cardan.platform.capabilities import Capabilities, Capability, Evidence, Feature, Support
 from cardan.platform.device import Device, DeviceInfo, KVPool, LoadedModel, Runner, Step
-from cardan.platform.memory import Memory, MemoryPlan, MemoryPolicy, MemoryRequest
+from cardan.platform.memory import Memory, MemoryPlan, MemoryPolicy, MemoryRequest, SharedMemoryPolicy
 from cardan.platform.model import (
     Checkpoint,
     Forward,
@@ -78,6 +78,7 @@ __all__ = [
     "Setting",
     "SettingSource",
     "Shard",
+    "SharedMemoryPolicy",
     "Source",
     "Step",
     "Support",

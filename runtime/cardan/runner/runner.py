@@ -1,0 +1,181 @@
+"""The neutral forward pass: a batch of integers in, hidden states and logits on the device, a step to wait for.
+
+It knows no array library, no model family and no request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from cardan.platform import (
+    AttentionBackend,
+    AttentionMeta,
+    Model,
+    OpsDevice,
+    OpsKVPool,
+    Runner,
+    Step,
+)
+from cardan.runner.logprobs import LogprobFetch, Wanted, block_rows
+from cardan.runner.sampler import Sampler
+from cardan.runner.step import NeutralStep
+from cardan.types import Array, Batch, ForwardMode, Int32Array, LayerKV, PromptLogprobs
+
+
+class StepForward:
+    """One step as the model sees it: token ids, positions, rotation and attention."""
+
+    def __init__(self, runner: NeutralRunner, batch: Batch, input_ids: Array, backend: AttentionBackend) -> None:
+        ops = runner.device.ops
+        self._runner = runner
+        self._backend = backend
+        self._ops = ops
+        self.input_ids = input_ids
+        self.positions = ops.from_host(batch.positions)
+        self._ropes: dict[int, Any] = {}
+        self._plan = backend.plan(
+            AttentionMeta(
+                mode=batch.mode,
+                query_starts=batch.query_starts,
+                seq_lens=batch.seq_lens,
+                row_ids=batch.row_ids,
+                positions=batch.positions,
+                out_slots=batch.out_slots,
+            )
+        )
+
+    def rope(self, x: Array, rope_id: int) -> Array:
+        """See ``Forward.rope``; a table's rows are gathered once a step."""
+        prepared = self._ropes.get(rope_id)
+        if prepared is None:
+            cos, sin, interleaved = self._runner.ropes[rope_id]
+            prepared = self._ops.rope_prepare(self.positions, cos, sin, interleaved)
+            self._ropes[rope_id] = prepared
+        return self._ops.rope_apply(x, prepared)
+
+    def attend(self, q: Array, k: Array, v: Array, layer: LayerKV, sinks: Array | None = None) -> Array:
+        """See ``Forward.attend``."""
+        return self._backend.forward(q, k, v, layer, self._plan, sinks)
+
+
+class NeutralRunner(Runner):
+    """Runs one model over one pool of an ops device, eagerly.
+
+    Attributes:
+        device: whose ops it uses.
+        sampler: with the counts of penalized rows.
+        ropes: per table: cosines, sines and whether pairs are interleaved.
+    """
+
+    def __init__(
+        self,
+        device: OpsDevice,
+        model: Model,
+        weights: dict[str, Any],
+        ropes: Sequence[tuple[Array, Array, bool]],
+        kv: tuple[OpsKVPool, int],
+        backends: tuple[AttentionBackend, AttentionBackend],
+    ) -> None:
+        """Bind a runner.
+
+        Args:
+            device: an open device.
+            model: whose weights are loaded.
+            weights: packed weights and vectors by name.
+            ropes: RoPE tables on the device.
+            kv: the pool, and how many rows its tables have.
+            backends: attention of steps with several tokens a row, and of decode steps.
+        """
+        self.device = device
+        self.ropes = tuple(ropes)
+        self.sampler = Sampler(device.ops, model.facts.vocab_size)
+        self._model = model
+        self._weights = weights
+        self._pool, num_rows = kv
+        self._prefill, self._decode = backends
+        self._last_tokens = device.ops.from_host(np.zeros(num_rows, dtype=np.int32))
+
+    def warm_up(self, buckets: Sequence[int]) -> None:
+        """Run decode steps of the buckets' sizes over the padding row and slot."""
+        groups = max((layer.group for layer in self._model.facts.layers), default=0) + 1
+        for rows in buckets:
+            step = self.launch(padding_batch(groups, np.ones(rows, dtype=np.int32)))
+            step.sample()
+            step.result()
+
+    def launch(self, batch: Batch) -> Step:
+        """See ``Runner.launch``."""
+        device, ops = self.device, self.device.ops
+        with device.scope():
+            self._pool.update_tables(batch.table_deltas)
+            backend = self._decode if batch.mode is ForwardMode.DECODE else self._prefill
+            forward = StepForward(self, batch, self._input_ids(batch), backend)
+            hidden = self._model.hidden(ops, self._weights, forward)
+            prompt = [] if batch.prompt_logprobs is None else self._prompt_logprobs(hidden, batch.prompt_logprobs)
+            logits = None
+            if len(batch.logits_at):
+                logits = self._model.logits(ops, self._weights, self._rows(hidden, batch.logits_at, batch.num_tokens))
+        return NeutralStep(self, logits, batch.sampling, prompt)
+
+    def remember(self, row_ids: Int32Array, tokens: Array) -> None:
+        """Keep the rows' sampled tokens for the next step's -1."""
+        ops = self.device.ops
+        self._last_tokens = ops.scatter_rows(self._last_tokens, ops.from_host(row_ids), tokens)
+
+    def close(self) -> None:
+        """Let go of weights, pool and counts."""
+        self._weights = {}
+        self._last_tokens = None
+
+    def _input_ids(self, batch: Batch) -> Array:
+        """Token ids on the device, each -1 replaced by its row's last sampled token."""
+        ops = self.device.ops
+        ids = ops.from_host(batch.input_ids)
+        unknown = np.flatnonzero(batch.input_ids < 0).astype(np.int32)
+        if len(unknown) == 0:
+            return ids
+        rows = batch.row_ids[np.searchsorted(batch.query_starts, unknown, side="right") - 1]
+        known_now = ops.gather_rows(self._last_tokens, ops.from_host(rows))
+        if len(unknown) == batch.num_tokens:
+            return known_now
+        return ops.scatter_rows(ids, ops.from_host(unknown), known_now)
+
+    def _rows(self, hidden: Array, index: Int32Array, num_tokens: int) -> Array:
+        if len(index) == num_tokens and (np.diff(index) == 1).all():
+            return hidden
+        return self.device.ops.gather_rows(hidden, self.device.ops.from_host(index))
+
+    def _prompt_logprobs(self, hidden: Array, wanted: PromptLogprobs) -> list[LogprobFetch]:
+        """Logprobs of prompt positions, in blocks that bound the logits held at once."""
+        ops = self.device.ops
+        size = block_rows(self._model.facts.vocab_size)
+        all_rows = Wanted(wanted.top, wanted.token_ids)
+        blocks = []
+        for start in range(0, len(wanted.token_index), size):
+            stop = min(start + size, len(wanted.token_index))
+            rows = ops.gather_rows(hidden, ops.from_host(wanted.token_index[start:stop]))
+            logits = self._model.logits(ops, self._weights, rows)
+            targets = ops.from_host(wanted.targets[start:stop][:, None])
+            blocks.append(LogprobFetch(ops, self.device.fetch, logits, targets, all_rows.part(start, stop)))
+        return blocks
+
+
+def padding_batch(num_groups: int, tokens_per_row: Int32Array) -> Batch:
+    """A batch that reads and writes slot 0 of row 0 only, for warm-up and dry runs; it samples nothing."""
+    starts = np.concatenate(([0], np.cumsum(tokens_per_row))).astype(np.int32)
+    tokens = int(starts[-1])
+    positions = np.concatenate([np.arange(count) for count in tokens_per_row]).astype(np.int32)
+    decode = bool((tokens_per_row == 1).all())
+    return Batch(
+        mode=ForwardMode.DECODE if decode else ForwardMode.EXTEND,
+        input_ids=np.zeros(tokens, dtype=np.int32),
+        positions=positions,
+        query_starts=starts,
+        seq_lens=tokens_per_row.astype(np.int32),
+        row_ids=np.zeros(len(tokens_per_row), dtype=np.int32),
+        out_slots=np.zeros((num_groups, tokens), dtype=np.int32),
+        logits_at=(starts[1:] - 1).astype(np.int32),
+    )

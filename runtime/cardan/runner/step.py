@@ -1,0 +1,98 @@
+"""One step under way: samples when asked, hands back what it gave when waited for.
+
+It knows no model: logits are there when it is made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from cardan.platform import Fetch, Step
+from cardan.runner.logprobs import LogprobFetch, Wanted
+from cardan.runner.sampler import Mask
+from cardan.types import Array, SamplingBatch, StepResult, TokenLogprobs
+
+if TYPE_CHECKING:
+    from cardan.runner.runner import NeutralRunner
+
+
+class NeutralStep(Step):
+    """A step of the neutral runner."""
+
+    def __init__(
+        self,
+        runner: NeutralRunner,
+        logits: Array | None,
+        sampling: SamplingBatch | None,
+        prompt: Sequence[LogprobFetch],
+    ) -> None:
+        """Hold a launched step.
+
+        Args:
+            runner: that launched it, and keeps the rows' last tokens.
+            logits: float32 ``[n, vocab]`` of the rows that sample, or None.
+            sampling: their sampling state, or None.
+            prompt: logprobs of prompt positions under way, block by block.
+        """
+        self._runner = runner
+        self._logits = logits
+        self._sampling = sampling
+        self._prompt = tuple(prompt)
+        self._tokens: Fetch | None = None
+        self._logprobs: LogprobFetch | None = None
+        self._logprob_rows: list[int] = []
+        self._result: StepResult | None = None
+
+    def sample(self, sampling: SamplingBatch | None = None, mask: Mask | None = None) -> None:
+        """See ``Step.sample``."""
+        sampling = sampling or self._sampling
+        if self._logits is None or sampling is None:
+            return
+        runner = self._runner
+        with runner.device.scope():
+            sampled = runner.sampler.sample(self._logits, sampling, mask)
+            runner.remember(sampling.row_ids, sampled.tokens)
+            self._tokens = runner.device.fetch((sampled.tokens, sampled.failed))
+            self._fetch_logprobs(sampling, sampled.tokens)
+        self._logits = None
+
+    def _fetch_logprobs(self, sampling: SamplingBatch, tokens: Array) -> None:
+        rows = np.flatnonzero(sampling.want_logprobs).astype(np.int32)
+        if len(rows) == 0:
+            return
+        ops = self._runner.device.ops
+        index = ops.from_host(rows)
+        ids = sampling.logprob_token_ids
+        wanted = Wanted(sampling.top_logprobs[rows], tuple(ids[row] if row < len(ids) else () for row in rows))
+        self._logprob_rows = [int(row) for row in rows]
+        targets = ops.reshape(ops.gather_rows(tokens, index), (-1, 1))
+        self._logprobs = LogprobFetch(
+            ops, self._runner.device.fetch, ops.gather_rows(self._logits, index), targets, wanted
+        )
+
+    def result(self) -> StepResult:
+        """See ``Step.result``."""
+        if self._result is None:
+            self._result = self._read()
+        return self._result
+
+    def _read(self) -> StepResult:
+        prompt = tuple(entry for block in self._prompt for entry in block.wait())
+        if self._tokens is None:
+            empty = np.zeros(0, dtype=np.int32)
+            return StepResult(tokens=empty, failed=empty.astype(np.bool_), prompt_logprobs=prompt)
+        tokens, failed = self._tokens.wait()
+        logprobs: list[TokenLogprobs | None] = []
+        if self._logprobs is not None:
+            logprobs = [None] * len(tokens)
+            for row, entry in zip(self._logprob_rows, self._logprobs.wait(), strict=True):
+                logprobs[row] = None if failed[row] else entry
+        return StepResult(
+            tokens=tokens.astype(np.int32),
+            failed=failed.astype(np.bool_),
+            logprobs=tuple(logprobs),
+            prompt_logprobs=prompt,
+        )
