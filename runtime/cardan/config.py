@@ -14,11 +14,6 @@ from typing import Literal
 
 from cardan.errors import ConfigError
 
-SchedulePolicy = Literal[
-    "fcfs", "lpm", "dfs-weight", "lof", "hrrn", "shortest-prefill-first", "random", "priority", "routing-key"
-]
-EvictionPolicy = Literal["lru", "lfu", "fifo", "mru", "slru", "priority", "tlru"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
@@ -83,14 +78,15 @@ class CacheConfig:
         max_total_tokens: size of the KV pool in tokens, instead of what memory allows.
         page_size: tokens per page.
         disable_radix_cache: never reuse a prefix.
-        radix_eviction_policy: which unlocked prefix goes first when the pool is full.
+        radix_eviction_policy: which unlocked prefix goes first when the pool is full: ``lru``, ``lfu``, ``fifo``,
+            ``mru``, ``slru``, ``priority``, ``tlru``, or one that a plugin adds.
     """
 
     mem_fraction_static: float | None = None
     max_total_tokens: int | None = None
     page_size: int | None = None
     disable_radix_cache: bool = False
-    radix_eviction_policy: EvictionPolicy = "lru"
+    radix_eviction_policy: str = "lru"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,7 +94,8 @@ class SchedulerConfig:
     """Who runs when.
 
     Attributes:
-        schedule_policy: order of the waiting queue.
+        schedule_policy: order of the waiting queue: ``fcfs``, ``lpm``, ``dfs-weight``, ``lof``, ``hrrn``,
+            ``shortest-prefill-first``, ``random``, ``priority``, ``routing-key``, or one that a plugin adds.
         schedule_conservativeness: above 1 reserves more room for output, below 1 less.
         chunked_prefill_size: most tokens of one prefill pass; -1 for no chunking.
         max_prefill_tokens: most uncached prompt tokens of one prefill pass.
@@ -113,7 +110,7 @@ class SchedulerConfig:
         random_seed: seed for requests that bring none, and for the ``random`` policy.
     """
 
-    schedule_policy: SchedulePolicy = "fcfs"
+    schedule_policy: str = "fcfs"
     schedule_conservativeness: float = 1.0
     chunked_prefill_size: int | None = None
     max_prefill_tokens: int = 16384

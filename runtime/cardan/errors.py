@@ -16,6 +16,7 @@ It does not know where an error is shown: the server maps these to HTTP, the CLI
     │   ├── PlatformLoadError       the plugin is there and cannot be loaded
     │   ├── PlatformApiError        the plugin was written for another PLATFORM_API
     │   └── UnsupportedError        the platform cannot do what was asked, and says why
+    ├── PluginError                 a general plugin fails to load or does not fit
     ├── MemoryPlanError             weights, pool and head-room do not fit
     ├── RequestError                one request is wrong (HTTP 400)
     │   ├── PromptTooLongError      prompt beyond the context or the pool
@@ -74,6 +75,10 @@ class PlatformApiError(PlatformError):
 
 class UnsupportedError(PlatformError):
     """The platform cannot do what was asked; the message has the reason and an alternative."""
+
+
+class PluginError(CardanError):
+    """A general plugin fails to load, or implements no hook that exists."""
 
 
 class MemoryPlanError(CardanError):

@@ -1,14 +1,19 @@
-"""Entry points of plugins: found from metadata, loaded under guard.
+"""Plugins: entry points found from metadata and loaded under guard, and the hooks of general plugins.
 
-It does not know what a plugin implements: the platforms' group is read by ``cardan.platform.discovery``.
+It does not know what a plugin registers, nor where: hooks get plain functions, and the engine owns the registries.
+The platforms' group is read by ``cardan.platform.discovery``.
 """
 
 from __future__ import annotations
 
 import importlib.metadata
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
+
+import pluggy
+
+from cardan.errors import PluginError
 
 
 class EntryPointLike(Protocol):
@@ -98,3 +103,81 @@ def _describe(entry_point: EntryPointLike) -> Plugin:
     name = getattr(dist, "name", None) or "unknown distribution"
     version = getattr(dist, "version", None) or ""
     return Plugin(entry_point.name, str(name), str(version), entry_point)
+
+
+# --- general plugins ----------------------------------------------------------------------------
+
+GROUP = "cardan.plugins"
+"""Entry-point group of general plugins: modules or objects whose functions are marked with ``hookimpl``."""
+
+_hookspec = pluggy.HookspecMarker("cardan")
+hookimpl = pluggy.HookimplMarker("cardan")
+"""Marks a function of a plugin as the implementation of the hook of the same name."""
+
+Register: TypeAlias = Callable[[str, Any], None]
+"""Adds something under a name; a name that is taken is an error."""
+
+
+class Hooks:
+    """The hooks, called once while an engine starts. None is called while it runs."""
+
+    @_hookspec
+    def register_models(self, register: Register) -> None:
+        """Add model architectures.
+
+        ``register(architecture, builder)``: ``architecture`` is what ``architectures`` of a ``config.json`` names;
+        ``builder(config, name, tensors)`` returns a ``cardan.platform.Model``, as in ``cardan.models.MODEL_FAMILIES``.
+        """
+
+    @_hookspec
+    def register_schedule_policies(self, register: Register) -> None:
+        """Add orders of the waiting queue.
+
+        ``register(name, policy)``: ``name`` is what ``--schedule-policy`` takes; ``policy`` is a
+        ``cardan.scheduler.ordering.SchedulePolicy``.
+        """
+
+    @_hookspec
+    def register_eviction_policies(self, register: Register) -> None:
+        """Add orders in which cached prefixes are given up.
+
+        ``register(name, rank)``: ``name`` is what ``--radix-eviction-policy`` takes; ``rank(node)`` returns a tuple of
+        integers, and the node with the lowest goes first.
+        """
+
+
+def load_plugins(entry_points: Iterable[EntryPointLike] | None = None) -> pluggy.PluginManager:
+    """Load all general plugins; the manager's ``hook`` calls them.
+
+    Raises:
+        PluginError: one fails to load, implements no hook, or implements one that does not exist or takes other
+            arguments. Such a plugin would silently do nothing, so it ends the start.
+    """
+    manager = pluggy.PluginManager("cardan")
+    manager.add_hookspecs(Hooks)
+    known = ", ".join(hook_names())
+    for plugin in installed(GROUP, entry_points):
+        where = f"Plugin {plugin.name!r} ({plugin.origin}, {plugin.entry_point.value})"
+        loaded = load_guarded(plugin)
+        if loaded.error is not None:
+            raise PluginError(
+                f"{where} failed to load: {describe_error(loaded.error)}. Repair or uninstall {plugin.distribution}."
+            ) from loaded.error
+        try:
+            manager.register(loaded.value, name=f"{plugin.name} ({plugin.origin})")
+            manager.check_pending()
+        except (pluggy.PluginValidationError, ValueError) as error:
+            raise PluginError(
+                f"{where} does not fit: {describe_error(error)}. "
+                f"Hooks are {known}; docs/plugins.md has their signatures."
+            ) from error
+        if not manager.get_hookcallers(loaded.value):
+            raise PluginError(
+                f"{where} implements no hook. Mark functions with cardan.plugins.hookimpl; hooks are {known}."
+            )
+    return manager
+
+
+def hook_names() -> tuple[str, ...]:
+    """Names of all hooks, in the order of their declaration."""
+    return tuple(name for name in vars(Hooks) if not name.startswith("_"))

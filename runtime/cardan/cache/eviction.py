@@ -5,7 +5,7 @@ It knows neither the tree's shape nor how many tokens are wanted.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import TypeAlias
 
 from cardan.cache.node import Node
@@ -64,7 +64,7 @@ def tlru(node: Node) -> Rank:
     return (int(node.reach - node.start > TLRU_TOKENS), node.last_access)
 
 
-EVICTION_POLICIES: Mapping[str, EvictionRank] = {
+EVICTION_POLICIES: dict[str, EvictionRank] = {
     "lru": lru,
     "lfu": lfu,
     "fifo": fifo,
@@ -73,6 +73,7 @@ EVICTION_POLICIES: Mapping[str, EvictionRank] = {
     "priority": priority,
     "tlru": tlru,
 }
+"""Policies by the name that ``--radix-eviction-policy`` takes; plugins add theirs."""
 
 
 def eviction_policy(name: str) -> EvictionRank:

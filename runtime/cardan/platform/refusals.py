@@ -69,7 +69,7 @@ def check_layers(layers: Sequence[LayerKV], context_length: int, platform: str, 
         named = ", ".join(str(index) for index in indices[:4]) + (" …" if len(indices) > 4 else "")
         raise UnsupportedError(
             f"The model needs {feature} in layers {named}, which platform {platform!r} does not support: "
-            f"{answer.reason}. {answer.alternative or 'Choose another platform; `cardan platforms` lists them'}."
+            f"{answer.reason}. {answer.alternative.rstrip('.') or 'Choose another platform; `cardan platforms` lists them'}."
         )
 
 

@@ -326,7 +326,7 @@ def _pool(inputs: _Inputs, page: int) -> Setting | None:
     if asked is None:
         return None
     floored = asked // page * page
-    least = -(-max(MIN_TOKENS, page + 2) // page) * page
+    least = -(-max(MIN_TOKENS, page + 3) // page) * page
     if floored < least:
         raise ConfigError(
             f"--max-total-tokens must be at least {least} with pages of {page} tokens to admit any request, "
@@ -354,7 +354,7 @@ def _loop(inputs: _Inputs) -> dict[str, Setting]:
     if scheduler.enable_mixed_chunk and not inputs.capabilities.supports(Feature.MIXED_BATCH):
         raise UnsupportedError(
             f"--enable-mixed-chunk is not supported on platform {inputs.platform.name!r}: {mixed.reason}. "
-            f"{mixed.alternative or 'Drop the flag; prefill and decode then run as separate passes'}."
+            f"{mixed.alternative.rstrip('.') or 'Drop the flag; prefill and decode then run as separate passes'}."
         )
     return {
         "overlap": _switch(

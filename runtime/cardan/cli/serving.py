@@ -1,0 +1,50 @@
+"""``cardan serve``: the HTTP server, with a start-up that can be followed."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from rich.markup import escape
+
+from cardan.cli.flags import GROUPS, config_flags, read_config, takes_flags
+from cardan.cli.terminal import StartProgress, messages, set_up_logging, show_plan
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from cardan.config import EngineConfig
+    from cardan.server import ServingInfo
+
+
+@takes_flags(config_flags(GROUPS))
+def serve(**values: Any) -> int:
+    """Serve a model over HTTP (OpenAI and native endpoints)."""
+    from cardan.engine import Frontend
+    from cardan.server import serve as serve_http
+
+    config = read_config(values)
+    console = messages()
+    set_up_logging(config.server.log_level, console)
+    progress = StartProgress(console)
+
+    async def start_engine(wanted: EngineConfig) -> Frontend:
+        return await Frontend.start(wanted, progress)
+
+    def on_ready(serving: ServingInfo) -> None:
+        progress.stop()
+        show_ready(console, serving)
+
+    with progress:
+        return serve_http(config, on_ready=on_ready, start_engine=start_engine)
+
+
+def show_ready(console: Console, serving: ServingInfo) -> None:
+    """Show the plan, how long the start took, and where the server listens."""
+    info = serving.engine
+    show_plan(console, info.plan)
+    parts = ", ".join(f"{part} {seconds:.1f}" for part, seconds in info.started_s.items() if part != "total")
+    console.print(f"[bold]start[/]    {info.started_s.get('total', 0.0):.1f} s ({escape(parts)})")
+    console.print(
+        f"[bold green]ready[/]    {serving.url}/v1 serves {escape(info.model_name)}; "
+        f"KV pool {info.max_total_tokens} tokens, context {info.context_length}. Ctrl-C stops."
+    )

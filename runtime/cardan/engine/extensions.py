@@ -1,0 +1,55 @@
+"""Lets general plugins add to the registries of models and policies, once per process.
+
+It knows no plugin; ``cardan.plugins`` finds and checks them.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, MutableMapping
+from typing import Any
+
+from cardan.cache import EVICTION_POLICIES
+from cardan.errors import PluginError
+from cardan.models import register_model
+from cardan.plugins import EntryPointLike, Register, load_plugins
+from cardan.scheduler.ordering import SCHEDULE_POLICIES
+
+
+@functools.cache
+def apply_installed_plugins() -> None:
+    """Apply the plugins that are installed; later calls in the same process do nothing.
+
+    Raises:
+        PluginError: a plugin does not load or fit, or takes a name that is taken.
+        ConfigError: a plugin registers a model architecture that is registered already.
+    """
+    apply_plugins()
+
+
+def apply_plugins(entry_points: Iterable[EntryPointLike] | None = None) -> None:
+    """Call every registering hook of all general plugins.
+
+    Args:
+        entry_points: taken instead of those installed.
+
+    Raises:
+        PluginError: a plugin does not load or fit, or takes a name that is taken.
+        ConfigError: a plugin registers a model architecture that is registered already.
+    """
+    hooks = load_plugins(entry_points).hook
+    hooks.register_models(register=register_model)
+    hooks.register_schedule_policies(register=_adder(SCHEDULE_POLICIES, "--schedule-policy"))
+    hooks.register_eviction_policies(register=_adder(EVICTION_POLICIES, "--radix-eviction-policy"))
+
+
+def _adder(registry: MutableMapping[str, Any], flag: str) -> Register:
+    def register(name: str, value: Any) -> None:
+        if name in registry:
+            raise PluginError(
+                f"A plugin registers {name!r} for {flag}, which is registered already. Expected a new name; "
+                "remove one of the two plugins, or the registration."
+            )
+        registry[name] = value
+
+    return register

@@ -1,0 +1,154 @@
+"""General plugins: loading under guard, every hook exercised, and docs/plugins.md held to the code."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import types
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cardan.cache import EVICTION_POLICIES
+from cardan.engine.extensions import apply_plugins
+from cardan.errors import ConfigError, PluginError
+from cardan.models import MODEL_FAMILIES, build_model
+from cardan.plugins import Hooks, hook_names, hookimpl, load_plugins
+from cardan.scheduler.ordering import SCHEDULE_POLICIES, SchedulePolicy, fcfs
+
+DOCS = Path(__file__).parents[1] / "docs" / "plugins.md"
+
+
+class FakeEntryPoint:
+    def __init__(self, value: Any, name: str = "acme", dist: str = "acme-dist") -> None:
+        self.name = name
+        self.value = "acme:hooks"
+        self.dist = types.SimpleNamespace(name=dist, version="1.2")
+        self._loaded = value
+
+    def load(self) -> Any:
+        if isinstance(self._loaded, Exception):
+            raise self._loaded
+        return self._loaded
+
+
+def plugin(**functions: Any) -> Any:
+    """A module with marked functions, as a plugin is."""
+    module = types.ModuleType("acme_hooks")
+    for name, function in functions.items():
+        function.__name__ = name
+        setattr(module, name, hookimpl(function))
+    return module
+
+
+@pytest.fixture
+def restored_registries() -> Any:
+    registries: list[dict[str, Any]] = [MODEL_FAMILIES, SCHEDULE_POLICIES, EVICTION_POLICIES]
+    before = [dict(registry) for registry in registries]
+    yield
+    for registry, values in zip(registries, before, strict=True):
+        registry.clear()
+        registry.update(values)
+
+
+@pytest.mark.usefixtures("restored_registries")
+def test_every_hook_reaches_its_registry() -> None:
+    model, policy = object(), SchedulePolicy(fcfs)
+
+    def rank(node: Any) -> tuple[int, ...]:
+        return (0,)
+
+    def add_models(register: Any) -> None:
+        register("AcmeForCausalLM", lambda config, name, tensors: model)
+
+    def add_schedule(register: Any) -> None:
+        register("acme-order", policy)
+
+    def add_eviction(register: Any) -> None:
+        register("acme-rank", rank)
+
+    functions = {
+        "register_models": add_models,
+        "register_schedule_policies": add_schedule,
+        "register_eviction_policies": add_eviction,
+    }
+    assert set(functions) == set(hook_names()), "a hook that this test does not exercise"
+    apply_plugins([FakeEntryPoint(plugin(**functions))])
+    assert build_model({"architectures": ["AcmeForCausalLM"]}, "x", None) is model
+    assert SCHEDULE_POLICIES["acme-order"] is policy
+    assert EVICTION_POLICIES["acme-rank"] is rank
+
+
+@pytest.mark.usefixtures("restored_registries")
+@pytest.mark.parametrize(
+    ("hook", "taken", "kind", "message"),
+    [
+        ("register_models", "LlamaForCausalLM", ConfigError, "LlamaForCausalLM, which is registered already"),
+        ("register_schedule_policies", "lpm", PluginError, "'lpm' for --schedule-policy, which is registered already"),
+        ("register_eviction_policies", "lru", PluginError, "'lru' for --radix-eviction-policy, which is registered"),
+    ],
+)
+def test_a_name_that_is_taken_is_refused(hook: str, taken: str, kind: type[Exception], message: str) -> None:
+    def register_something(register: Any) -> None:
+        register(taken, object())
+
+    with pytest.raises(kind, match=message):
+        apply_plugins([FakeEntryPoint(plugin(**{hook: register_something}))])
+
+
+def test_a_plugin_that_does_not_load_is_named_with_its_distribution() -> None:
+    cause = ImportError("libacme missing")
+    with pytest.raises(PluginError, match=r"'acme' \(acme-dist 1\.2, acme:hooks\) failed to load.*libacme") as caught:
+        load_plugins([FakeEntryPoint(cause)])
+    assert caught.value.__cause__ is cause
+    assert "Repair or uninstall acme-dist" in str(caught.value)
+
+
+def test_a_hook_that_does_not_exist_is_refused() -> None:
+    def anything(register: Any) -> None: ...
+
+    with pytest.raises(PluginError, match=r"does not fit.*register_kernels.*Hooks are register_models"):
+        load_plugins([FakeEntryPoint(plugin(register_kernels=anything))])
+
+
+def test_a_hook_with_other_arguments_is_refused() -> None:
+    def wrong(registry: Any) -> None: ...
+
+    with pytest.raises(PluginError, match=r"does not fit.*registry"):
+        load_plugins([FakeEntryPoint(plugin(register_models=wrong))])
+
+
+def test_a_plugin_without_hooks_is_refused() -> None:
+    with pytest.raises(PluginError, match=r"implements no hook\. Mark functions with cardan\.plugins\.hookimpl"):
+        load_plugins([FakeEntryPoint(types.ModuleType("empty"))])
+
+
+def test_no_plugins_is_fine() -> None:
+    assert load_plugins([]).get_plugins() == set()
+
+
+def test_the_docs_have_every_hook_with_its_exact_signature() -> None:
+    text = DOCS.read_text()
+    headings = re.findall(r"^#### (\w+)$", text, re.MULTILINE)
+    assert headings == list(hook_names())
+    for name in hook_names():
+        signature = inspect.signature(getattr(Hooks, name))
+        parameters = list(signature.parameters.values())[1:]
+        written = f"def {name}{signature.replace(parameters=parameters)}".replace("'", "")
+        assert f"#### {name}\n\n```python\n{written}\n```\n" in text, written
+        assert inspect.getdoc(getattr(Hooks, name)), f"{name} has no docstring"
+
+
+def test_the_docs_name_what_exists() -> None:
+    """Dotted names in the text resolve, so that a rename cannot leave it teaching what is gone."""
+    import importlib
+
+    for dotted in sorted(set(re.findall(r"`(cardan(?:\.\w+)+)`", DOCS.read_text()))):
+        if dotted in ("cardan.platforms", "cardan.plugins"):
+            continue
+        module, _, name = dotted.rpartition(".")
+        try:
+            importlib.import_module(dotted)
+        except ImportError:
+            assert hasattr(importlib.import_module(module), name), dotted
