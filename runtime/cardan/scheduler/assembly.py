@@ -1,0 +1,153 @@
+"""Builds the batch of a step from prompt stretches and decode rows.
+
+It decides nothing; slots were taken before.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from cardan.scheduler.memory import RowMemory
+from cardan.scheduler.request import Request
+from cardan.scheduler.sampling import SamplingAssembler
+from cardan.scheduler.state import Extend, Scheduled, State
+from cardan.types import Batch, ForwardMode, Int32Array, PromptLogprobs
+
+
+class BatchAssembler:
+    """Turns what was chosen into arrays."""
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+        self._sampling = SamplingAssembler(state)
+        self._ramp: Int32Array = np.arange(state.settings.num_rows + 1, dtype=np.int32)
+
+    def decode(self, rows: Int32Array) -> Scheduled:
+        """One token of each row; there is room for them."""
+        state = self._state
+        memory, arrays, count = state.memory, state.memory.arrays, int(rows.shape[0])
+        input_ids = np.where(arrays.pending[rows] > 0, np.int32(-1), arrays.last_token[rows])
+        positions, slots = memory.extend_decode(rows)
+        requests, rids = self._names(rows)
+        seq_lens = positions + np.int32(1)
+        sampling = self._sampling.build(rows, requests, seq_lens, ())
+        batch = Batch(
+            mode=ForwardMode.DECODE,
+            input_ids=input_ids,
+            positions=positions,
+            query_starts=self._ramp[: count + 1],
+            seq_lens=seq_lens,
+            row_ids=rows,
+            out_slots=memory.by_group(slots),
+            table_deltas=memory.begin_step(),
+            logits_at=self._ramp[:count],
+            sampling=sampling,
+        )
+        arrays.pending[rows] += 1
+        return Scheduled(batch=batch, requests=requests, rids=rids, rows=rows)
+
+    def prefill(self, extends: list[Extend], riding: Int32Array) -> Scheduled:
+        """Stretches of prompts, then one token of each riding row."""
+        state = self._state
+        memory, arrays = state.memory, state.memory.arrays
+        parts = _Parts.of(extends, memory)
+        ids, positions, slots = parts.input_ids, parts.positions, parts.slots
+        rows = np.asarray([extend.row for extend in extends], dtype=np.int32)
+        counts = np.asarray([extend.count for extend in extends], dtype=np.int32)
+        if riding.shape[0]:
+            ids = np.concatenate((ids, np.where(arrays.pending[riding] > 0, -1, arrays.last_token[riding])))
+            ride_positions, ride_slots = memory.extend_decode(riding)
+            positions = np.concatenate((positions, ride_positions))
+            slots = np.concatenate((slots, ride_slots))
+            rows = np.concatenate((rows, riding))
+            counts = np.concatenate((counts, np.ones_like(riding)))
+        starts = np.concatenate((np.zeros(1, dtype=np.int32), np.cumsum(counts, dtype=np.int32)))
+        samples = np.asarray([extend.samples for extend in extends] + [True] * riding.shape[0], dtype=bool)
+        sampled = rows[samples]
+        requests, rids = self._names(sampled)
+        seq_lens = arrays.seq_len[rows]
+        new = tuple(extend.request for extend in extends if extend.samples)
+        logprobs, logprob_counts = _prompt_logprobs(extends)
+        batch = Batch(
+            mode=ForwardMode.MIXED if riding.shape[0] else ForwardMode.EXTEND,
+            input_ids=ids.astype(np.int32, copy=False),
+            positions=positions,
+            query_starts=starts,
+            seq_lens=seq_lens,
+            row_ids=rows,
+            out_slots=memory.by_group(slots),
+            table_deltas=memory.begin_step(),
+            logits_at=starts[1:][samples] - np.int32(1),
+            sampling=self._sampling.build(sampled, requests, seq_lens[samples], new) if requests else None,
+            prompt_logprobs=logprobs,
+        )
+        arrays.pending[sampled] += 1
+        return Scheduled(
+            batch=batch,
+            requests=requests,
+            rids=rids,
+            rows=sampled,
+            extends=tuple(extends),
+            prompt_logprob_counts=logprob_counts,
+        )
+
+    def _names(self, rows: Int32Array) -> tuple[list[Request], list[str]]:
+        running = self._state.running
+        if rows is running.rows:
+            return running.requests, running.rids
+        owners = self._state.memory.arrays.requests
+        requests = [owner for row in rows.tolist() if (owner := owners[row]) is not None]
+        return requests, [request.rid for request in requests]
+
+
+class _Parts:
+    """Tokens of all stretches, concatenated."""
+
+    __slots__ = ("input_ids", "positions", "slots")
+
+    def __init__(self, input_ids: Int32Array, positions: Int32Array, slots: Int32Array) -> None:
+        self.input_ids = input_ids
+        self.positions = positions
+        self.slots = slots
+
+    @classmethod
+    def of(cls, extends: list[Extend], memory: RowMemory) -> _Parts:
+        """Read the stretches off the requests and the table."""
+        spans = [(extend, extend.start + extend.count) for extend in extends]
+        return cls(
+            np.concatenate([extend.request.sequence()[extend.start : stop] for extend, stop in spans]),
+            np.concatenate([np.arange(extend.start, stop, dtype=np.int32) for extend, stop in spans]),
+            np.concatenate([memory.table.slots[extend.row, extend.start : stop] for extend, stop in spans]),
+        )
+
+
+def _prompt_logprobs(extends: list[Extend]) -> tuple[PromptLogprobs | None, tuple[int, ...]]:
+    """Positions of the stretches after which a prompt token's logprob is wanted, and how many each has."""
+    index: list[Int32Array] = []
+    targets: list[Int32Array] = []
+    top: list[int] = []
+    token_ids: list[tuple[int, ...]] = []
+    counts: list[int] = []
+    offset = 0
+    for extend in extends:
+        request = extend.request
+        first = request.next_prompt_logprob
+        stop = min(extend.start + extend.count + 1, request.num_prompt)
+        start = stop if first is None else max(first, extend.start + 1)
+        count = max(stop - start, 0)
+        if count:
+            index.append(np.arange(start - 1, stop - 1, dtype=np.int32) + np.int32(offset - extend.start))
+            targets.append(request.prompt[start:stop])
+            top += [request.logprobs.top] * count
+            token_ids += [request.logprobs.token_ids] * count
+        counts.append(count)
+        offset += extend.count
+    if not index:
+        return None, tuple(counts)
+    wanted = PromptLogprobs(
+        token_index=np.concatenate(index),
+        targets=np.concatenate(targets),
+        top=np.asarray(top, dtype=np.int32),
+        token_ids=tuple(token_ids) if any(token_ids) else (),
+    )
+    return wanted, tuple(counts)

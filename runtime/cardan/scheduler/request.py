@@ -1,0 +1,166 @@
+"""A request, the one mutable object of the scheduler.
+
+It knows no text: where a stop needs text, its ``StopChecker`` does. Only the scheduler changes it.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+
+from cardan.cache import NodeHandle
+from cardan.types import FinishReason, Int32Array, LogprobParams, SamplingParams, TokenLogprobs
+
+
+class StopChecker(Protocol):
+    """Decides whether a request ends, for the stops that need text or a grammar."""
+
+    def check(self, output_ids: list[int], new_count: int) -> FinishReason | None:
+        """Look at the output after ``new_count`` more tokens; None lets it go on.
+
+        The scheduler calls it only for requests with stop strings, stop regexes or a grammar; token ids, EOS and
+        length it checks itself, after this.
+        """
+
+
+class RequestState(enum.Enum):
+    """Where a request is."""
+
+    NEW = "new"
+    GRAMMAR = "grammar"
+    WAITING = "waiting"
+    PREFILLING = "prefilling"
+    RUNNING = "running"
+    FINISHED = "finished"
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Request:
+    """One prompt and what became of it. The first block is the caller's, the rest is the scheduler's.
+
+    Attributes:
+        rid: unique among open requests.
+        prompt_ids: the prompt; becomes an int32 array.
+        params: how tokens are chosen.
+        logprobs: which logprobs are wanted.
+        stop: needed with stop strings, stop regexes or a grammar.
+        priority: higher runs first, with priority scheduling.
+        cache_salt: prefixes are shared only with requests of the same salt.
+        routing_key: for the ``routing-key`` policy.
+        arrival_s: when it arrived, on the clock of ``plan`` and ``commit``.
+        eos_ids: ids that end it unless ``params.ignore_eos``.
+        needs_grammar: it waits for ``Scheduler.grammar_ready``, and its rows wait for a mask.
+
+        state: where it is.
+        order: number of its arrival.
+        row: row of the tables while it runs, else 0.
+        node: end of the cached prefix it has locked.
+        output_ids: tokens so far, the stop token included.
+        max_new_tokens: the limit that applies.
+        max_new_tokens_clamped: the same, when it is lower than what was asked for.
+        truncated_from: length of the prompt before it was cut, or None.
+        seed: key of its sampling noise.
+        cached_tokens: prompt tokens that came from the cache when it was first admitted.
+        num_retractions: how often it lost its KV.
+        deferrals: passes it waited for another request with the same prefix.
+        first_run_s: time of its first prefill pass.
+        first_token_s: time of its first token.
+        prompt_logprobs: logprobs of prompt tokens so far, from ``logprobs.prompt_start`` on.
+        finish_reason: why it ended.
+    """
+
+    rid: str
+    prompt_ids: Sequence[int] | Int32Array
+    params: SamplingParams = field(default_factory=SamplingParams)
+    logprobs: LogprobParams = field(default_factory=LogprobParams)
+    stop: StopChecker | None = None
+    priority: int = 0
+    cache_salt: str | None = None
+    routing_key: str | None = None
+    arrival_s: float = 0.0
+    eos_ids: frozenset[int] = frozenset()
+    needs_grammar: bool = False
+
+    state: RequestState = field(default=RequestState.NEW, init=False)
+    order: int = field(default=0, init=False)
+    row: int = field(default=0, init=False)
+    node: NodeHandle = field(default=None, init=False)
+    output_ids: list[int] = field(default_factory=list, init=False)
+    max_new_tokens: int = field(default=0, init=False)
+    max_new_tokens_clamped: int | None = field(default=None, init=False)
+    truncated_from: int | None = field(default=None, init=False)
+    seed: int = field(default=0, init=False)
+    cached_tokens: int = field(default=0, init=False)
+    num_retractions: int = field(default=0, init=False)
+    deferrals: int = field(default=0, init=False)
+    first_run_s: float | None = field(default=None, init=False)
+    first_token_s: float | None = field(default=None, init=False)
+    prompt_logprobs: list[TokenLogprobs | None] = field(default_factory=list, init=False)
+    finish_reason: FinishReason | None = field(default=None, init=False)
+    prompt: Int32Array = field(init=False)
+    _sequence: Int32Array = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.prompt = np.asarray(self.prompt_ids, dtype=np.int32)
+        self._sequence = self.prompt
+        if self.logprobs.prompt_start == 0:
+            self.prompt_logprobs.append(None)
+
+    @property
+    def num_prompt(self) -> int:
+        """Length of the prompt."""
+        return int(self.prompt.shape[0])
+
+    @property
+    def num_remaining(self) -> int:
+        """Tokens it may still generate."""
+        return self.max_new_tokens - len(self.output_ids)
+
+    @property
+    def calls_checker(self) -> bool:
+        """Whether its stops need more than token ids and a length."""
+        return self.stop is not None and bool(self.params.stop or self.params.stop_regex or self.needs_grammar)
+
+    @property
+    def has_penalty(self) -> bool:
+        """Whether it penalizes repeated tokens."""
+        params = self.params
+        return bool(params.frequency_penalty or params.presence_penalty or params.repetition_penalty != 1)
+
+    @property
+    def stop_ids(self) -> frozenset[int]:
+        """Token ids that end it: those it names, and EOS unless that is ignored."""
+        named = frozenset(self.params.stop_token_ids)
+        return named if self.params.ignore_eos else named | self.eos_ids
+
+    @property
+    def next_prompt_logprob(self) -> int | None:
+        """Position of the next prompt token whose logprob is wanted and not there yet, or None."""
+        start = self.logprobs.prompt_start
+        if start is None:
+            return None
+        position = max(start + len(self.prompt_logprobs), 1)
+        return position if position < self.num_prompt else None
+
+    def sequence(self) -> Int32Array:
+        """Prompt and output so far, int32."""
+        have = self._sequence.shape[0] - self.prompt.shape[0]
+        if have != len(self.output_ids):
+            self._sequence = np.concatenate((self._sequence, np.asarray(self.output_ids[have:], dtype=np.int32)))
+        return self._sequence
+
+    def match_limit(self) -> int:
+        """Most tokens that may come from the cache: the last one's logits are needed, and those of prompt logprobs."""
+        limit = self.num_prompt + len(self.output_ids) - 1
+        wanted = self.next_prompt_logprob
+        return limit if wanted is None else min(limit, wanted - 1)
+
+    def cut_prompt(self, num_tokens: int) -> None:
+        """Keep the first ``num_tokens`` of the prompt."""
+        self.truncated_from = self.num_prompt
+        self.prompt = self.prompt[:num_tokens]
+        self._sequence = self.prompt

@@ -1,0 +1,168 @@
+"""Does the bookkeeping of a step that was read: tokens, stops, logprobs, and what is given back.
+
+It does not know what runs next.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from cardan.scheduler.outputs import OutputBatch
+from cardan.scheduler.request import Request, RequestState
+from cardan.scheduler.state import Scheduled, State, output_of
+from cardan.types import BoolArray, FinishKind, FinishReason, Int32Array, StepResult, TokenLogprobs
+
+
+@dataclass(slots=True)
+class _Reading:
+    """One step as it is being read."""
+
+    scheduled: Scheduled
+    result: StepResult
+    now_s: float
+    outputs: OutputBatch
+
+    def logprobs_of(self, index: int) -> TokenLogprobs | None:
+        return self.result.logprobs[index] if self.result.logprobs else None
+
+
+class Committer:
+    """Commits steps in the order they were planned."""
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+
+    def commit(self, scheduled: Scheduled, result: StepResult, now_s: float) -> OutputBatch:
+        """Take a step's tokens in. Rows that ended meanwhile drop theirs; retracted requests keep theirs."""
+        state = self._state
+        oldest = state.in_flight.popleft()
+        assert oldest is scheduled, "steps are committed in the order they were planned"
+        state.memory.arrays.safe_len[scheduled.batch.row_ids] = scheduled.batch.seq_lens
+        reading = _Reading(scheduled, result, now_s, OutputBatch())
+        self._take_prompt_logprobs(reading)
+        if scheduled.rows.shape[0]:
+            self._take_tokens(reading)
+        self._end_unsampled(reading)
+        if state.memory.end_step():
+            state.head_blocked = False
+        return reading.outputs
+
+    # --- tokens ---
+
+    def _take_tokens(self, reading: _Reading) -> None:
+        state, scheduled = self._state, reading.scheduled
+        arrays, rows = state.memory.arrays, scheduled.rows
+        tokens = np.asarray(reading.result.tokens, dtype=np.int32)
+        arrays.pending[rows] -= 1
+        bad = np.asarray(reading.result.failed, dtype=bool) | (tokens < 0) | (tokens >= state.settings.vocab_size)
+        alive = arrays.alive[rows]
+        everyone = bool(alive.all()) and not bad.any()
+        if everyone:
+            self._append(scheduled.requests, rows, tokens)
+            plain = ~self._needs_care(rows, tokens)
+        else:
+            good = np.flatnonzero(alive & ~bad)
+            self._append([scheduled.requests[i] for i in good.tolist()], rows[good], tokens[good])
+            plain = alive & ~bad & ~self._needs_care(rows, tokens)
+        self._hand_out(reading, plain, tokens)
+        for i in np.flatnonzero(~plain).tolist():
+            self._take_with_care(reading, i, int(tokens[i]), bool(bad[i]), bool(alive[i]))
+
+    def _append(self, requests: list[Request], rows: Int32Array, tokens: Int32Array) -> None:
+        for request, token in zip(requests, tokens.tolist(), strict=True):
+            request.output_ids.append(token)
+        arrays = self._state.memory.arrays
+        arrays.generated[rows] += 1
+        arrays.last_token[rows] = tokens
+        self._state.totals["generated_tokens"] += len(requests)
+
+    def _needs_care(self, rows: Int32Array, tokens: Int32Array) -> BoolArray:
+        """Rows that may end with this token, or whose news is more than a token."""
+        arrays = self._state.memory.arrays
+        generated = arrays.generated[rows]
+        care: BoolArray = generated >= arrays.max_new[rows]
+        care |= generated == 1
+        care |= arrays.calls_checker[rows] | arrays.detailed[rows]
+        stops = arrays.stop_ids[rows] == tokens[:, None]
+        care |= stops[:, 0] if stops.shape[1] == 1 else stops.any(axis=1)
+        return care
+
+    @staticmethod
+    def _hand_out(reading: _Reading, plain: BoolArray, tokens: Int32Array) -> None:
+        outputs, rids = reading.outputs, reading.scheduled.rids
+        if plain.all():
+            outputs.rids.extend(rids)
+            outputs.token_ids.extend(tokens.tolist())
+            return
+        chosen = np.flatnonzero(plain)
+        outputs.rids.extend([rids[i] for i in chosen.tolist()])
+        outputs.token_ids.extend(tokens[chosen].tolist())
+
+    def _take_with_care(self, reading: _Reading, index: int, token: int, bad: bool, alive: bool) -> None:
+        """One row: it may end, have logprobs, be retracted, or have ended before."""
+        request = reading.scheduled.requests[index]
+        if request.state is RequestState.FINISHED:
+            self._state.totals["dropped_tokens"] += 1
+            return
+        if bad:
+            self._finish(reading, request, _failure(reading.result, index, token, self._state.settings.vocab_size))
+            return
+        if not alive:
+            request.output_ids.append(token)
+            self._state.waiting.note_token()
+            self._state.totals["generated_tokens"] += 1
+        prompt_logprobs: tuple[TokenLogprobs | None, ...] = ()
+        if request.first_token_s is None:
+            request.first_token_s = reading.now_s
+            prompt_logprobs = tuple(request.prompt_logprobs)
+        logprobs = (reading.logprobs_of(index),) if request.logprobs.output else ()
+        if (reason := finish_reason(request, token)) is not None:
+            self._state.finish(request, reason)
+        reading.outputs.detailed.append(output_of(request, (token,), logprobs, prompt_logprobs))
+
+    def _finish(self, reading: _Reading, request: Request, reason: FinishReason) -> None:
+        self._state.finish(request, reason, keep=False)
+        reading.outputs.detailed.append(output_of(request))
+
+    # --- prompts ---
+
+    def _take_prompt_logprobs(self, reading: _Reading) -> None:
+        values = reading.result.prompt_logprobs
+        offset = 0
+        for extend, count in zip(reading.scheduled.extends, reading.scheduled.prompt_logprob_counts, strict=True):
+            if count:
+                extend.request.prompt_logprobs.extend(values[offset : offset + count])
+                offset += count
+
+    def _end_unsampled(self, reading: _Reading) -> None:
+        """Requests that wanted no token end with their prompt."""
+        for extend in reading.scheduled.extends:
+            request = extend.request
+            if extend.final and not extend.samples and request.state is not RequestState.FINISHED:
+                self._state.finish(request, FinishReason(FinishKind.LENGTH, length=0))
+                logprobs = tuple(request.prompt_logprobs)
+                reading.outputs.detailed.append(output_of(request, prompt_logprobs=logprobs))
+
+
+def finish_reason(request: Request, token: int) -> FinishReason | None:
+    """Whether a request ends with its newest token: stop strings and regexes, token ids and EOS, then length."""
+    count = len(request.output_ids)
+    if request.calls_checker and request.stop is not None:
+        reason = request.stop.check(request.output_ids, 1)
+        if reason is not None:
+            return reason
+    if count > request.params.min_new_tokens and token in request.stop_ids:
+        return FinishReason(FinishKind.STOP, matched=token)
+    if count >= request.max_new_tokens:
+        return FinishReason(FinishKind.LENGTH, length=count)
+    return None
+
+
+def _failure(result: StepResult, index: int, token: int, vocab_size: int) -> FinishReason:
+    if result.failed[index]:
+        message = "The model's logits held NaN or allowed no token, so the request was ended."
+    else:
+        message = f"The device gave token {token}, but the vocabulary has {vocab_size}; the request was ended."
+    return FinishReason(FinishKind.ERROR, message=message)

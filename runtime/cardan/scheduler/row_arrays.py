@@ -1,0 +1,119 @@
+"""What is known of each running row, as arrays indexed by row id, so that a step works on slices.
+
+It decides nothing: planning and committing read and write it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from cardan.scheduler.request import Request
+from cardan.types import Int32Array
+
+
+class RowArrays:
+    """One entry per row; row 0 is padding.
+
+    Attributes:
+        requests: who has the row.
+        alive: bool, the row's request runs; false also for a row that only waits for its last step to be read.
+        seq_len: int32, tokens that have a slot, those of steps in flight included.
+        safe_len: int32, tokens whose KV a committed step computed.
+        prefix_len: int32, leading tokens whose slots the cache holds; the row owns the others.
+        generated: int32, tokens committed.
+        pending: int32, tokens sampled in steps in flight.
+        max_new: int32, most tokens it may generate.
+        min_new: int32, tokens before which it must not stop.
+        num_prompt: int32, length of the prompt.
+        last_token: int32, the last committed token.
+        full_reserve: bool, admission reserves all of its output (``ignore_eos``).
+        stop_ids: int32 ``[rows, k]``, ids that end it, padded with -1.
+        calls_checker: bool, its stops need a call.
+        detailed: bool, every token of it is detailed news (logprobs).
+        has_bias: bool, it has a logit bias or a least length.
+        has_ids: bool, it wants logprobs of ids it names.
+    """
+
+    def __init__(self, num_rows: int, vocab_size: int) -> None:
+        self._vocab_size = vocab_size
+        self.requests: list[Request | None] = [None] * num_rows
+
+        def zeros(dtype: Any) -> npt.NDArray[Any]:
+            return np.zeros(num_rows, dtype=dtype)
+
+        self.alive = zeros(bool)
+        self.seq_len = zeros(np.int32)
+        self.safe_len = zeros(np.int32)
+        self.prefix_len = zeros(np.int32)
+        self.generated = zeros(np.int32)
+        self.pending = zeros(np.int32)
+        self.max_new = zeros(np.int32)
+        self.min_new = zeros(np.int32)
+        self.num_prompt = zeros(np.int32)
+        self.last_token = zeros(np.int32)
+        self.full_reserve = zeros(bool)
+        self.calls_checker = zeros(bool)
+        self.detailed = zeros(bool)
+        self.has_bias = zeros(bool)
+        self.has_ids = zeros(bool)
+        self.has_mask = zeros(bool)
+        self.want_logprobs = zeros(bool)
+        self.top_logprobs = zeros(np.int32)
+        self.temperature = zeros(np.float32)
+        self.top_k = zeros(np.int32)
+        self.top_p = zeros(np.float32)
+        self.min_p = zeros(np.float32)
+        self.seeds = zeros(np.uint64)
+        self.frequency_penalty = zeros(np.float32)
+        self.presence_penalty = zeros(np.float32)
+        self.repetition_penalty = zeros(np.float32)
+        self.stop_ids: Int32Array = np.full((num_rows, 1), -1, dtype=np.int32)
+
+    def assign(self, row: int, request: Request) -> None:
+        """Give a row to a request; it has no KV yet."""
+        self.requests[row] = request
+        self.alive[row] = True
+        self.seq_len[row] = self.safe_len[row] = self.prefix_len[row] = 0
+        self.generated[row] = len(request.output_ids)
+        self.pending[row] = 0
+        self.max_new[row] = request.max_new_tokens
+        self.num_prompt[row] = request.num_prompt
+        self._assign_stops(row, request)
+        self._assign_sampling(row, request)
+
+    def release(self, row: int) -> None:
+        """The row's request runs no more."""
+        self.alive[row] = False
+
+    def _assign_stops(self, row: int, request: Request) -> None:
+        params = request.params
+        self.min_new[row] = params.min_new_tokens
+        self.full_reserve[row] = params.ignore_eos
+        self.calls_checker[row] = request.calls_checker
+        ids = sorted(request.stop_ids)
+        width = self.stop_ids.shape[1]
+        if len(ids) > width:
+            wider = np.full((self.stop_ids.shape[0], len(ids)), -1, dtype=np.int32)
+            wider[:, :width] = self.stop_ids
+            self.stop_ids = wider
+        self.stop_ids[row] = -1
+        self.stop_ids[row, : len(ids)] = ids
+
+    def _assign_sampling(self, row: int, request: Request) -> None:
+        params, logprobs = request.params, request.logprobs
+        self.temperature[row] = params.temperature
+        self.top_k[row] = self._vocab_size if params.top_k < 1 else min(params.top_k, self._vocab_size)
+        self.top_p[row] = params.top_p
+        self.min_p[row] = params.min_p
+        self.seeds[row] = request.seed
+        self.frequency_penalty[row] = params.frequency_penalty
+        self.presence_penalty[row] = params.presence_penalty
+        self.repetition_penalty[row] = params.repetition_penalty
+        self.want_logprobs[row] = self.detailed[row] = logprobs.output
+        self.top_logprobs[row] = logprobs.top if logprobs.output else 0
+        self.has_ids[row] = logprobs.output and bool(logprobs.token_ids)
+        self.has_bias[row] = bool(params.logit_bias) or params.min_new_tokens > len(request.output_ids)
+        self.has_mask[row] = request.needs_grammar

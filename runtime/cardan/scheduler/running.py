@@ -1,0 +1,80 @@
+"""The set of rows that decode, in the order they joined, with arrays that are made anew only when it changes.
+
+It knows nothing of a row but its number and its request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import ValuesView
+
+import numpy as np
+
+from cardan.scheduler.request import Request
+from cardan.types import Int32Array
+
+
+class RunningSet:
+    """Rows that have all their prompt in the pool.
+
+    Attributes:
+        version: grows with each change.
+    """
+
+    __slots__ = ("_by_row", "_list", "_rids", "_rows", "_stale", "version")
+
+    def __init__(self) -> None:
+        self._by_row: dict[int, Request] = {}
+        self._rows: Int32Array = np.empty(0, dtype=np.int32)
+        self._list: list[Request] = []
+        self._rids: list[str] = []
+        self._stale = False
+        self.version = 0
+
+    def __len__(self) -> int:
+        return len(self._by_row)
+
+    def __contains__(self, row: int) -> bool:
+        return row in self._by_row
+
+    def add(self, request: Request) -> None:
+        """Add a request's row."""
+        self._by_row[request.row] = request
+        self._changed()
+
+    def discard(self, row: int) -> None:
+        """Remove a row if it is there."""
+        if self._by_row.pop(row, None) is not None:
+            self._changed()
+
+    def values(self) -> ValuesView[Request]:
+        """The requests."""
+        return self._by_row.values()
+
+    @property
+    def rows(self) -> Int32Array:
+        """Rows, int32 ``[n]``; not to be changed."""
+        self._refresh()
+        return self._rows
+
+    @property
+    def requests(self) -> list[Request]:
+        """Requests in the order of ``rows``; not to be changed."""
+        self._refresh()
+        return self._list
+
+    @property
+    def rids(self) -> list[str]:
+        """Their ids in the same order; not to be changed."""
+        self._refresh()
+        return self._rids
+
+    def _changed(self) -> None:
+        self._stale = True
+        self.version += 1
+
+    def _refresh(self) -> None:
+        if self._stale:
+            self._rows = np.fromiter(self._by_row, dtype=np.int32, count=len(self._by_row))
+            self._list = list(self._by_row.values())
+            self._rids = [request.rid for request in self._list]
+            self._stale = False
