@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
+import plan_examples
 import pytest
 
 from cardan.errors import PlatformLoadError
@@ -37,18 +37,9 @@ from cardan.platform.report import (
 from cardan.plugins import Plugin
 
 
-def example_plan() -> Plan:
-    spec = importlib.util.spec_from_file_location("resolve_examples", Path(__file__).with_name("test_resolve.py"))
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module.plan(facts=module.model(weight_formats={"Q4_1": 2}))  # type: ignore[no-any-return]
-
-
 @pytest.fixture(scope="module")
 def plan() -> Plan:
-    return example_plan()
+    return plan_examples.plan(facts=plan_examples.model(weight_formats={"Q4_1": 2}))
 
 
 def test_rows_show_value_source_and_why(plan: Plan) -> None:
@@ -61,8 +52,6 @@ def test_rows_show_value_source_and_why(plan: Plan) -> None:
 
 
 def test_memory_rows(plan: Plan) -> None:
-    from dataclasses import replace
-
     rows = memory_rows(replace(plan, memory=(("weights", 97 * 2**20, "as loaded"),)))
     assert rows == (PlanRow("weights", "97.0 MiB", "measured", "as loaded"),)
 

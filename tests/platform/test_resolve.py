@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from plan_examples import LACKS, NATIVE, config, layer, model, plan, platform
 
-from cardan.config import CacheConfig, EngineConfig, ModelConfig, PlatformConfig, SchedulerConfig
+from cardan.config import EngineConfig
 from cardan.errors import CardanError, ConfigError, PlatformApiError, UnsupportedError
 from cardan.platform import (
     Availability,
@@ -28,64 +29,7 @@ from cardan.platform import (
     Support,
 )
 from cardan.platform.resolve import PlatformFacts, platform_facts, resolve
-from cardan.types import KVKind, LayerKV
-
-NATIVE = Capability(Support.NATIVE)
-LACKS = Capability(Support.UNSUPPORTED, "no kernel for it")
-
-
-def layer(**changes: Any) -> LayerKV:
-    return replace(LayerKV(index=0, q_heads=4, kv_heads=2, k_dim=8, v_dim=8, scale=0.35), **changes)
-
-
-def model(**changes: Any) -> ModelFacts:
-    facts = ModelFacts(
-        name="tiny",
-        architecture="LlamaForCausalLM",
-        family="llama",
-        num_layers=1,
-        hidden_size=32,
-        intermediate_size=64,
-        vocab_size=100,
-        context_length=4096,
-        layers=(layer(),),
-        num_parameters=1000,
-        weight_bytes=2000,
-        weight_formats={"BF16": 10},
-        native_dtype="bfloat16",
-    )
-    return replace(facts, **changes)
-
-
-def platform(features: Mapping[str, Capability] | None = None, **changes: Any) -> PlatformFacts:
-    base = {
-        "dtype:bfloat16": NATIVE,
-        "dtype:float32": NATIVE,
-        "kv_dtype:bfloat16": NATIVE,
-        "kv_dtype:float32": NATIVE,
-        "attention:first": NATIVE,
-        "attention:second": NATIVE,
-        "overlap": NATIVE,
-        "mixed_batch": NATIVE,
-    }
-    pages = changes.pop("page_sizes", (1, 16))
-    notes = changes.pop("notes", ())
-    capabilities = Capabilities({**base, **(features or {})}, pages, notes)
-    defaults: dict[str, Any] = {"name": "npu", "device": DeviceInfo(index=0, name="chip"), "capabilities": capabilities}
-    return PlatformFacts(**{**defaults, **changes})
-
-
-def config(m: Any = None, p: Any = None, c: Any = None, s: Any = None) -> EngineConfig:
-    return EngineConfig(
-        model=ModelConfig(**(m or {})),
-        platform=PlatformConfig(**(p or {})),
-        cache=CacheConfig(**(c or {})),
-        scheduler=SchedulerConfig(**(s or {})),
-    )
-
-
-def plan(asked: EngineConfig | None = None, facts: ModelFacts | None = None, on: PlatformFacts | None = None) -> Plan:
-    return resolve(asked or config(), facts or model(), on or platform())
+from cardan.types import KVKind
 
 
 def source(resolved: Plan, name: str) -> tuple[Any, SettingSource]:

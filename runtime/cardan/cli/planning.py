@@ -74,14 +74,16 @@ def platforms(
 @takes_flags((*config_flags(ENGINE_GROUPS), log_level_flag()))
 def plan(*, as_json: JsonFlag = False, **values: Any) -> None:
     """Show what would run and why, opening no device and loading no weights."""
-    from cardan.engine.preparation import resolve_plan
+    from cardan.engine.preparation import open_and_resolve
     from cardan.platform.report import plan_to_json
 
     config = read_config({"server__log_level": "warning", **values})
     console = messages()
     set_up_logging(config.server.log_level, console)
     with StartProgress(console) as progress:
-        resolved = plan_to_json(resolve_plan(config, progress))
+        opened = open_and_resolve(config, progress)
+        opened.checkpoint.close()
+    resolved = plan_to_json(opened.plan)
     if as_json:
         _print_json(resolved)
     else:

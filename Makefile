@@ -1,0 +1,69 @@
+# demo · test · test-more · check · conform · bench · docs
+#
+# Everything is installed into .venv; models are kept in .cardan. Nothing else of the machine is touched.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+
+export CARDAN_CACHE ?= $(CURDIR)/.cardan
+export CARDAN_TEST_MODELS ?= $(CARDAN_CACHE)/models
+
+PORTABLE := not gpu and not npu and not metal and not peers
+
+.PHONY: demo test test-more check conform bench docs clean
+
+demo: $(VENV)/installed-cpu
+	@$(BIN)/python examples/demo.py
+
+test: $(VENV)/installed-test $(CARDAN_CACHE)/fetched
+	$(BIN)/python -m pytest -q -m "not slow and $(PORTABLE)"
+
+test-more: $(VENV)/installed-test $(CARDAN_CACHE)/fetched
+	$(BIN)/python -m pytest -q -m "slow and $(PORTABLE)"
+
+check: $(VENV)/installed-check
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/python -m pytest -q tests/test_house.py
+
+# What every platform has to get right: ops against float64 references, and the runner over them.
+conform: $(VENV)/installed-test
+	$(BIN)/python -m pytest -q -m "$(PORTABLE)" tests/ops tests/platforms tests/runner tests/testing
+
+bench: $(VENV)/installed-bench $(CARDAN_CACHE)/fetched
+	$(BIN)/python benchmarks/transformers_parity.py
+
+docs: $(VENV)/installed-test
+	$(BIN)/python docs/generate.py
+
+clean:
+	rm -rf $(VENV) .cardan
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Cardan needs Python 3.11 or newer; pass make PYTHON=..."; exit 1; }
+	@$(PYTHON) -m venv $(VENV)
+
+$(VENV)/installed-cpu: $(BIN)/python pyproject.toml constraints.txt
+	@echo "Installing Cardan with its CPU platform into $(VENV) ..."
+	@$(PIP) -e '.[cpu]'
+	@touch $@
+
+$(VENV)/installed-test: $(BIN)/python pyproject.toml constraints.txt
+	@$(PIP) -e '.[cpu,test]'
+	@touch $@
+
+$(VENV)/installed-check: $(BIN)/python pyproject.toml constraints.txt
+	@$(PIP) -e '.[cpu,test,check]'
+	@touch $@
+
+$(VENV)/installed-bench: $(BIN)/python pyproject.toml constraints.txt
+	@$(PIP) -e '.[cpu,test,bench]'
+	@touch $@
+
+$(CARDAN_CACHE)/fetched: | $(VENV)/installed-test
+	@$(BIN)/cardan fetch smollm2-135m
+	@touch $@
