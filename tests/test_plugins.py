@@ -15,7 +15,8 @@ from cardan.engine.extensions import apply_plugins
 from cardan.errors import ConfigError, PluginError
 from cardan.models import MODEL_FAMILIES, build_model
 from cardan.plugins import Hooks, hook_names, hookimpl, load_plugins
-from cardan.scheduler.ordering import SCHEDULE_POLICIES, SchedulePolicy, fcfs
+from cardan.scheduler import SCHEDULE_POLICIES, SchedulePolicy
+from cardan.scheduler.ordering import fcfs
 
 DOCS = Path(__file__).parents[1] / "docs" / "plugins.md"
 

@@ -134,7 +134,7 @@ class Hooks:
         """Add orders of the waiting queue.
 
         ``register(name, policy)``: ``name`` is what ``--schedule-policy`` takes; ``policy`` is a
-        ``cardan.scheduler.ordering.SchedulePolicy``.
+        ``cardan.scheduler.SchedulePolicy``.
         """
 
     @_hookspec

@@ -45,7 +45,7 @@ def plan() -> Plan:
 def test_rows_show_value_source_and_why(plan: Plan) -> None:
     rows = {row.name: row for row in plan_rows(plan.with_setting("page_size", 16, SettingSource.FLAG, "because"))}
     assert rows["page_size"] == PlanRow("page_size", "16", "flag", "because")
-    assert rows["mem_fraction_static"].value == "auto"
+    assert rows["mem_fraction_static"].value == "none"
     assert set(rows) == set(plan.settings)
     (row,) = format_rows(plan)
     assert (row.name, row.value, row.source) == ("Q4_1", "2 tensors", "widened")

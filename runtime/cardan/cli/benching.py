@@ -13,6 +13,7 @@ from typing import Annotated, Any
 from cyclopts import App, Parameter
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+from rich.table import Table
 
 from cardan.bench.load import EngineTarget, Target, run_load
 from cardan.bench.measure import BenchReport, RequestRecord, Spread, parse_goodput, summarize
@@ -171,3 +172,31 @@ def _spread(spread: Spread | None) -> str:
     if spread is None:
         return "-"
     return f"median {spread.median:.1f}, p90 {spread.p90:.1f}, p99 {spread.p99:.1f}, mean {spread.mean:.1f}"
+
+
+@app.command
+def scheduler(
+    *,
+    rows: Annotated[tuple[int, ...], Parameter(help="Running requests; may be given several times.", negative="")] = (
+        1,
+        8,
+        64,
+        256,
+    ),
+    steps: Annotated[int, Parameter(help="Decode steps that are measured.")] = 200,
+    page_size: Annotated[int, Parameter(help="Tokens per page.")] = 1,
+    as_json: Annotated[bool, Parameter(name="--json", help="Print JSON.", negative="")] = False,
+) -> None:
+    """Measure the scheduler's own time for a decode step (plan and commit), without any device."""
+    from cardan.bench.scheduler_time import measure_scheduler
+
+    times = [measure_scheduler(count, steps, page_size) for count in rows]
+    console = results()
+    if as_json:
+        console.print_json(data=[asdict(one) for one in times])
+        return
+    table = Table("rows", "plan µs", "commit µs", "together µs", "p99 µs", box=None, header_style="bold")
+    for one in times:
+        cells = (one.plan_us, one.commit_us, one.total_us, one.p99_us)
+        table.add_row(str(one.rows), *(f"{value:.1f}" for value in cells))
+    console.print(table)

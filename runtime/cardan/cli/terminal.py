@@ -64,7 +64,7 @@ def show_plan(console: Console, plan: Mapping[str, Any]) -> None:
     )
     options = [PlanRow(f"option {name}", str(value), "", "") for name, value in plan["platform_options"].items()]
     settings = [
-        PlanRow(name, "auto" if item["value"] is None else str(item["value"]), item["source"], item["why"])
+        PlanRow(name, "none" if item["value"] is None else str(item["value"]), item["source"], item["why"])
         for name, item in plan["settings"].items()
     ]
     console.print(_table(("setting", "value", "source", "why"), [_cells(row) for row in [*settings, *options]]))

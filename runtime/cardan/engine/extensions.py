@@ -13,7 +13,7 @@ from cardan.cache import EVICTION_POLICIES
 from cardan.errors import PluginError
 from cardan.models import register_model
 from cardan.plugins import EntryPointLike, Register, load_plugins
-from cardan.scheduler.ordering import SCHEDULE_POLICIES
+from cardan.scheduler import SCHEDULE_POLICIES
 
 
 @functools.cache

@@ -74,7 +74,7 @@ class CapabilityRow:
 def plan_rows(plan: Plan) -> tuple[PlanRow, ...]:
     """The settings of a plan in the order they were resolved."""
     return tuple(
-        PlanRow(name, "auto" if setting.value is None else str(setting.value), setting.source.value, setting.why)
+        PlanRow(name, "none" if setting.value is None else str(setting.value), setting.source.value, setting.why)
         for name, setting in plan.settings.items()
     )
 
