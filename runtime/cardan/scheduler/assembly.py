@@ -9,6 +9,7 @@ import numpy as np
 
 from cardan.scheduler.memory import RowMemory
 from cardan.scheduler.request import Request
+from cardan.scheduler.running import RowIndex
 from cardan.scheduler.sampling import SamplingAssembler
 from cardan.scheduler.state import Extend, Scheduled, State
 from cardan.types import Batch, ForwardMode, Int32Array, PromptLogprobs
@@ -22,22 +23,23 @@ class BatchAssembler:
         self._sampling = SamplingAssembler(state)
         self._ramp: Int32Array = np.arange(state.settings.num_rows + 1, dtype=np.int32)
 
-    def decode(self, rows: Int32Array) -> Scheduled:
+    def decode(self, rows: RowIndex) -> Scheduled:
         """One token of each row; there is room for them."""
         state = self._state
         memory, arrays, count = state.memory, state.memory.arrays, int(rows.shape[0])
         input_ids = np.where(arrays.pending[rows] > 0, np.int32(-1), arrays.last_token[rows])
-        positions, slots = memory.extend_decode(rows)
+        row_ids = state.running.row_ids if rows is state.running.rows else rows.astype(np.int32)
+        positions, slots = memory.extend_decode(rows, row_ids)
         requests, rids = self._names(rows)
         seq_lens = positions + np.int32(1)
-        sampling = self._sampling.build(rows, requests, seq_lens, ())
+        sampling = self._sampling.build(rows, row_ids, requests, seq_lens)
         batch = Batch(
             mode=ForwardMode.DECODE,
             input_ids=input_ids,
             positions=positions,
             query_starts=self._ramp[: count + 1],
             seq_lens=seq_lens,
-            row_ids=rows,
+            row_ids=row_ids,
             out_slots=memory.by_group(slots),
             table_deltas=memory.begin_step(),
             logits_at=self._ramp[:count],
@@ -46,27 +48,31 @@ class BatchAssembler:
         arrays.pending[rows] += 1
         return Scheduled(batch=batch, requests=requests, rids=rids, rows=rows)
 
-    def prefill(self, extends: list[Extend], riding: Int32Array) -> Scheduled:
+    def prefill(self, extends: list[Extend], riding: RowIndex) -> Scheduled:
         """Stretches of prompts, then one token of each riding row."""
         state = self._state
         memory, arrays = state.memory, state.memory.arrays
         parts = _Parts.of(extends, memory)
         ids, positions, slots = parts.input_ids, parts.positions, parts.slots
-        rows = np.asarray([extend.row for extend in extends], dtype=np.int32)
+        rows = np.asarray([extend.row for extend in extends], dtype=np.intp)
         counts = np.asarray([extend.count for extend in extends], dtype=np.int32)
         if riding.shape[0]:
             ids = np.concatenate((ids, np.where(arrays.pending[riding] > 0, -1, arrays.last_token[riding])))
-            ride_positions, ride_slots = memory.extend_decode(riding)
+            ride_positions, ride_slots = memory.extend_decode(riding, riding.astype(np.int32))
             positions = np.concatenate((positions, ride_positions))
             slots = np.concatenate((slots, ride_slots))
             rows = np.concatenate((rows, riding))
-            counts = np.concatenate((counts, np.ones_like(riding)))
+            counts = np.concatenate((counts, np.ones(riding.shape[0], dtype=np.int32)))
         starts = np.concatenate((np.zeros(1, dtype=np.int32), np.cumsum(counts, dtype=np.int32)))
         samples = np.asarray([extend.samples for extend in extends] + [True] * riding.shape[0], dtype=bool)
         sampled = rows[samples]
         requests, rids = self._names(sampled)
         seq_lens = arrays.seq_len[rows]
-        new = tuple(extend.request for extend in extends if extend.samples)
+        sampling = None
+        row_ids = rows.astype(np.int32)
+        if requests:
+            new = tuple(extend.request for extend in extends if extend.samples)
+            sampling = self._sampling.build(sampled, row_ids[samples], requests, seq_lens[samples], new)
         logprobs, logprob_counts = _prompt_logprobs(extends)
         batch = Batch(
             mode=ForwardMode.MIXED if riding.shape[0] else ForwardMode.EXTEND,
@@ -74,11 +80,11 @@ class BatchAssembler:
             positions=positions,
             query_starts=starts,
             seq_lens=seq_lens,
-            row_ids=rows,
+            row_ids=row_ids,
             out_slots=memory.by_group(slots),
             table_deltas=memory.begin_step(),
             logits_at=starts[1:][samples] - np.int32(1),
-            sampling=self._sampling.build(sampled, requests, seq_lens[samples], new) if requests else None,
+            sampling=sampling,
             prompt_logprobs=logprobs,
         )
         arrays.pending[sampled] += 1
@@ -91,7 +97,7 @@ class BatchAssembler:
             prompt_logprob_counts=logprob_counts,
         )
 
-    def _names(self, rows: Int32Array) -> tuple[list[Request], list[str]]:
+    def _names(self, rows: RowIndex) -> tuple[list[Request], list[str]]:
         running = self._state.running
         if rows is running.rows:
             return running.requests, running.rids

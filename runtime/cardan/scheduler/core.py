@@ -177,6 +177,13 @@ class Scheduler:
         state.memory.make_room(state.memory.slots.num_pages)
         return True
 
+    def evict_cache(self, num_tokens: int) -> int:
+        """Give up about so many cached tokens that nobody uses. Returns how many it were."""
+        memory = self._state.memory
+        before = memory.slots.num_free_tokens
+        memory.make_room(memory.slots.num_free_pages + num_tokens // self._state.settings.page_size)
+        return memory.slots.num_free_tokens - before
+
     def stats(self) -> SchedulerStats:
         """Gauges and totals."""
         state = self._state

@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from cardan.scheduler.prefill import decodable_rows
+from cardan.scheduler.prefill import NO_ROWS, decodable_rows
 from cardan.scheduler.request import Request
+from cardan.scheduler.running import RowIndex
 from cardan.scheduler.state import State, output_of
-from cardan.types import FinishKind, FinishReason, Int32Array
-
-NO_ROWS: Int32Array = np.empty(0, dtype=np.int32)
+from cardan.types import FinishKind, FinishReason
 
 
 class DecodePlanner:
@@ -21,7 +20,7 @@ class DecodePlanner:
     def __init__(self, state: State) -> None:
         self._state = state
 
-    def choose(self) -> Int32Array:
+    def choose(self) -> RowIndex:
         """Rows of the next decode step, room made for them; empty when there are none or a step must be read first."""
         state = self._state
         while True:

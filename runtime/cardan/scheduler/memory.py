@@ -13,6 +13,7 @@ import numpy as np
 from cardan.cache import Match, NodeHandle, NoPrefixCache, PrefixCache, RadixTree, RowTable, SlotAllocator
 from cardan.scheduler.request import Request
 from cardan.scheduler.row_arrays import RowArrays
+from cardan.scheduler.running import RowIndex
 from cardan.scheduler.settings import SchedulerSettings
 from cardan.types import Int32Array, TableDeltas
 
@@ -100,14 +101,14 @@ class RowMemory:
         self.arrays.seq_len[row] = start + num_tokens
         return slots
 
-    def pages_to_decode(self, rows: Int32Array) -> int:
+    def pages_to_decode(self, rows: RowIndex) -> int:
         """New pages that one more token for each of ``rows`` needs."""
         if self.page_size == 1:
             return int(rows.shape[0])
         return int(np.count_nonzero(self.arrays.seq_len[rows] % self.page_size == 0))
 
-    def extend_decode(self, rows: Int32Array) -> tuple[Int32Array, Int32Array]:
-        """Take a slot for one more token of each row; there is room.
+    def extend_decode(self, rows: RowIndex, row_ids: Int32Array) -> tuple[Int32Array, Int32Array]:
+        """Take a slot for one more token of each row, given twice, to index with and as ids; there is room.
 
         Returns:
             Positions and slots of the tokens, int32 ``[rows]`` each.
@@ -122,7 +123,7 @@ class RowMemory:
             slots[fresh] = self.slots.allocate_pages(int(np.count_nonzero(fresh))) * np.int32(self.page_size)
         table[rows, positions] = slots
         self.arrays.seq_len[rows] = positions + 1
-        self._writes.append(_Write(rows, positions, slots))
+        self._writes.append(_Write(row_ids, positions, slots))
         return positions, slots
 
     def share(self, row: int) -> None:
@@ -186,6 +187,8 @@ class RowMemory:
 
     def by_group(self, slots: Int32Array) -> Int32Array:
         """Slots ``[n]`` as ``[groups, n]``: all groups keep a token in the same slot of their own pools."""
+        if self._num_groups == 1:
+            return slots[None, :]
         return np.broadcast_to(slots, (self._num_groups, slots.shape[0]))
 
     def end_step(self) -> bool:

@@ -15,8 +15,10 @@ from cardan.scheduler.admission import AdmissionBudget, Verdict
 from cardan.scheduler.deferral import SharedPrefixes
 from cardan.scheduler.ordering import CACHE_AWARE_LIMIT, SCHEDULE_POLICIES, OrderingContext
 from cardan.scheduler.request import Request, RequestState
+from cardan.scheduler.running import RowIndex
 from cardan.scheduler.state import Extend, State
-from cardan.types import Int32Array
+
+NO_ROWS: RowIndex = np.empty(0, dtype=np.intp)
 
 
 class PrefillPlanner:
@@ -27,7 +29,7 @@ class PrefillPlanner:
         self._policy = SCHEDULE_POLICIES[state.settings.schedule_policy]
         self._shares = not state.settings.disable_radix_cache
 
-    def form(self, now_s: float, riding: Int32Array) -> list[Extend]:
+    def form(self, now_s: float, riding: RowIndex) -> list[Extend]:
         """Form a pass, and take rows and slots for it. Empty when there is nothing to prefill or no room.
 
         Args:
@@ -189,14 +191,14 @@ class PrefillPlanner:
         state.launched = list(extends)
 
 
-def riding_rows(state: State) -> Int32Array:
+def riding_rows(state: State) -> RowIndex:
     """Rows that decode in a prefill pass when passes are mixed: all that have tokens left."""
     if not state.settings.enable_mixed_chunk:
-        return np.empty(0, dtype=np.int32)
+        return NO_ROWS
     return decodable_rows(state)
 
 
-def decodable_rows(state: State) -> Int32Array:
+def decodable_rows(state: State) -> RowIndex:
     """Running rows but for those that end by length with a step in flight."""
     rows, arrays = state.running.rows, state.memory.arrays
     left = arrays.generated[rows] + arrays.pending[rows] < arrays.max_new[rows]

@@ -11,6 +11,7 @@ import numpy as np
 
 from cardan.scheduler.outputs import OutputBatch
 from cardan.scheduler.request import Request, RequestState
+from cardan.scheduler.running import RowIndex
 from cardan.scheduler.state import Scheduled, State, output_of
 from cardan.types import BoolArray, FinishKind, FinishReason, Int32Array, StepResult, TokenLogprobs
 
@@ -39,7 +40,8 @@ class Committer:
         state = self._state
         oldest = state.in_flight.popleft()
         assert oldest is scheduled, "steps are committed in the order they were planned"
-        state.memory.arrays.safe_len[scheduled.batch.row_ids] = scheduled.batch.seq_lens
+        everyone = scheduled.batch.row_ids if scheduled.extends else scheduled.rows
+        state.memory.arrays.safe_len[everyone] = scheduled.batch.seq_lens
         reading = _Reading(scheduled, result, now_s, OutputBatch())
         self._take_prompt_logprobs(reading)
         if scheduled.rows.shape[0]:
@@ -56,7 +58,8 @@ class Committer:
         arrays, rows = state.memory.arrays, scheduled.rows
         tokens = np.asarray(reading.result.tokens, dtype=np.int32)
         arrays.pending[rows] -= 1
-        bad = np.asarray(reading.result.failed, dtype=bool) | (tokens < 0) | (tokens >= state.settings.vocab_size)
+        bad = tokens.view(np.uint32) >= np.uint32(state.settings.vocab_size)
+        bad |= reading.result.failed
         alive = arrays.alive[rows]
         everyone = bool(alive.all()) and not bad.any()
         if everyone:
@@ -65,12 +68,13 @@ class Committer:
         else:
             good = np.flatnonzero(alive & ~bad)
             self._append([scheduled.requests[i] for i in good.tolist()], rows[good], tokens[good])
-            plain = alive & ~bad & ~self._needs_care(rows, tokens)
+            plain = np.zeros(rows.shape[0], dtype=bool)
+            plain[good] = ~self._needs_care(rows[good], tokens[good])
         self._hand_out(reading, plain, tokens)
         for i in np.flatnonzero(~plain).tolist():
             self._take_with_care(reading, i, int(tokens[i]), bool(bad[i]), bool(alive[i]))
 
-    def _append(self, requests: list[Request], rows: Int32Array, tokens: Int32Array) -> None:
+    def _append(self, requests: list[Request], rows: RowIndex, tokens: Int32Array) -> None:
         for request, token in zip(requests, tokens.tolist(), strict=True):
             request.output_ids.append(token)
         arrays = self._state.memory.arrays
@@ -78,15 +82,14 @@ class Committer:
         arrays.last_token[rows] = tokens
         self._state.totals["generated_tokens"] += len(requests)
 
-    def _needs_care(self, rows: Int32Array, tokens: Int32Array) -> BoolArray:
+    def _needs_care(self, rows: RowIndex, tokens: Int32Array) -> BoolArray:
         """Rows that may end with this token, or whose news is more than a token."""
         arrays = self._state.memory.arrays
         generated = arrays.generated[rows]
         care: BoolArray = generated >= arrays.max_new[rows]
         care |= generated == 1
-        care |= arrays.calls_checker[rows] | arrays.detailed[rows]
-        stops = arrays.stop_ids[rows] == tokens[:, None]
-        care |= stops[:, 0] if stops.shape[1] == 1 else stops.any(axis=1)
+        care |= arrays.careful[rows]
+        care |= arrays.maybe_stop[tokens]
         return care
 
     @staticmethod

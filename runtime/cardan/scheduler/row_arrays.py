@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cardan.scheduler.request import Request
-from cardan.types import Int32Array
+from cardan.types import BoolArray
 
 
 class RowArrays:
@@ -30,9 +30,8 @@ class RowArrays:
         num_prompt: int32, length of the prompt.
         last_token: int32, the last committed token.
         full_reserve: bool, admission reserves all of its output (``ignore_eos``).
-        stop_ids: int32 ``[rows, k]``, ids that end it, padded with -1.
-        calls_checker: bool, its stops need a call.
-        detailed: bool, every token of it is detailed news (logprobs).
+        maybe_stop: bool ``[vocab]``, ids that ended or could end a request at some time; others end none.
+        careful: bool, each of its tokens is looked at alone (its stops need a call, or it wants logprobs).
         has_bias: bool, it has a logit bias or a least length.
         has_ids: bool, it wants logprobs of ids it names.
     """
@@ -55,8 +54,7 @@ class RowArrays:
         self.num_prompt = zeros(np.int32)
         self.last_token = zeros(np.int32)
         self.full_reserve = zeros(bool)
-        self.calls_checker = zeros(bool)
-        self.detailed = zeros(bool)
+        self.careful = zeros(bool)
         self.has_bias = zeros(bool)
         self.has_ids = zeros(bool)
         self.has_mask = zeros(bool)
@@ -70,7 +68,7 @@ class RowArrays:
         self.frequency_penalty = zeros(np.float32)
         self.presence_penalty = zeros(np.float32)
         self.repetition_penalty = zeros(np.float32)
-        self.stop_ids: Int32Array = np.full((num_rows, 1), -1, dtype=np.int32)
+        self.maybe_stop: BoolArray = np.zeros(vocab_size, dtype=bool)
 
     def assign(self, row: int, request: Request) -> None:
         """Give a row to a request; it has no KV yet."""
@@ -92,15 +90,8 @@ class RowArrays:
         params = request.params
         self.min_new[row] = params.min_new_tokens
         self.full_reserve[row] = params.ignore_eos
-        self.calls_checker[row] = request.calls_checker
-        ids = sorted(request.stop_ids)
-        width = self.stop_ids.shape[1]
-        if len(ids) > width:
-            wider = np.full((self.stop_ids.shape[0], len(ids)), -1, dtype=np.int32)
-            wider[:, :width] = self.stop_ids
-            self.stop_ids = wider
-        self.stop_ids[row] = -1
-        self.stop_ids[row, : len(ids)] = ids
+        self.careful[row] = request.calls_checker or request.logprobs.output
+        self.maybe_stop[[token for token in request.stop_ids if 0 <= token < self._vocab_size]] = True
 
     def _assign_sampling(self, row: int, request: Request) -> None:
         params, logprobs = request.params, request.logprobs
@@ -112,7 +103,7 @@ class RowArrays:
         self.frequency_penalty[row] = params.frequency_penalty
         self.presence_penalty[row] = params.presence_penalty
         self.repetition_penalty[row] = params.repetition_penalty
-        self.want_logprobs[row] = self.detailed[row] = logprobs.output
+        self.want_logprobs[row] = logprobs.output
         self.top_logprobs[row] = logprobs.top if logprobs.output else 0
         self.has_ids[row] = logprobs.output and bool(logprobs.token_ids)
         self.has_bias[row] = bool(params.logit_bias) or params.min_new_tokens > len(request.output_ids)

@@ -6,11 +6,16 @@ It knows nothing of a row but its number and its request.
 from __future__ import annotations
 
 from collections.abc import ValuesView
+from typing import TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
 from cardan.scheduler.request import Request
 from cardan.types import Int32Array
+
+RowIndex: TypeAlias = npt.NDArray[np.intp]
+"""Row ids in the type that numpy indexes with; other integers are converted anew by every look-up."""
 
 
 class RunningSet:
@@ -20,11 +25,12 @@ class RunningSet:
         version: grows with each change.
     """
 
-    __slots__ = ("_by_row", "_list", "_rids", "_rows", "_stale", "version")
+    __slots__ = ("_by_row", "_list", "_rids", "_row_ids", "_rows", "_stale", "version")
 
     def __init__(self) -> None:
         self._by_row: dict[int, Request] = {}
-        self._rows: Int32Array = np.empty(0, dtype=np.int32)
+        self._rows: RowIndex = np.empty(0, dtype=np.intp)
+        self._row_ids: Int32Array = np.empty(0, dtype=np.int32)
         self._list: list[Request] = []
         self._rids: list[str] = []
         self._stale = False
@@ -51,10 +57,16 @@ class RunningSet:
         return self._by_row.values()
 
     @property
-    def rows(self) -> Int32Array:
-        """Rows, int32 ``[n]``; not to be changed."""
+    def rows(self) -> RowIndex:
+        """Rows ``[n]``, to index with; not to be changed."""
         self._refresh()
         return self._rows
+
+    @property
+    def row_ids(self) -> Int32Array:
+        """The same rows, int32 ``[n]``, as batches have them; not to be changed."""
+        self._refresh()
+        return self._row_ids
 
     @property
     def requests(self) -> list[Request]:
@@ -74,7 +86,8 @@ class RunningSet:
 
     def _refresh(self) -> None:
         if self._stale:
-            self._rows = np.fromiter(self._by_row, dtype=np.int32, count=len(self._by_row))
+            self._rows = np.fromiter(self._by_row, dtype=np.intp, count=len(self._by_row))
+            self._row_ids = self._rows.astype(np.int32)
             self._list = list(self._by_row.values())
             self._rids = [request.rid for request in self._list]
             self._stale = False

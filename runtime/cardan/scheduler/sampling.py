@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from cardan.scheduler.request import Request
+from cardan.scheduler.running import RowIndex
 from cardan.scheduler.state import State
 from cardan.types import BoolArray, Float32Array, Int32Array, PenaltySeed, SamplingBatch, UInt64Array
 
@@ -18,7 +19,7 @@ from cardan.types import BoolArray, Float32Array, Int32Array, PenaltySeed, Sampl
 class _Fixed:
     """Parameters of some rows that stay as long as the rows are the same."""
 
-    rows: Int32Array
+    rows: RowIndex
     version: int
     temperature: Float32Array
     top_k: Int32Array
@@ -47,12 +48,18 @@ class SamplingAssembler:
         self._last: _Fixed | None = None
 
     def build(
-        self, rows: Int32Array, requests: list[Request], positions: Int32Array, new: tuple[Request, ...]
+        self,
+        rows: RowIndex,
+        row_ids: Int32Array,
+        requests: list[Request],
+        positions: Int32Array,
+        new: tuple[Request, ...] = (),
     ) -> SamplingBatch:
         """Build the sampling state.
 
         Args:
-            rows: int32 ``[n]``.
+            rows: rows ``[n]``, to index with.
+            row_ids: the same, int32.
             requests: their requests.
             positions: int32 ``[n]``, where the sampled tokens will stand.
             new: those of ``requests`` that are new on the device.
@@ -60,7 +67,7 @@ class SamplingAssembler:
         fixed = self._fixed(rows, requests)
         bias_index, bias_ids, bias_values = self._biases(fixed.biased, requests)
         return SamplingBatch(
-            row_ids=rows,
+            row_ids=row_ids,
             temperature=fixed.temperature,
             top_k=fixed.top_k,
             top_p=fixed.top_p,
@@ -80,7 +87,7 @@ class SamplingAssembler:
             has_mask=fixed.has_mask,
         )
 
-    def _fixed(self, rows: Int32Array, requests: list[Request]) -> _Fixed:
+    def _fixed(self, rows: RowIndex, requests: list[Request]) -> _Fixed:
         version, last = self._state.running.version, self._last
         if last is not None and last.version == version and last.rows is rows:
             return last

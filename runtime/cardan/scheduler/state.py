@@ -14,10 +14,10 @@ from cardan.scheduler.memory import RowMemory
 from cardan.scheduler.outputs import RequestOutput
 from cardan.scheduler.request import Request, RequestState
 from cardan.scheduler.reserve import NewTokenRatio
-from cardan.scheduler.running import RunningSet
+from cardan.scheduler.running import RowIndex, RunningSet
 from cardan.scheduler.settings import SchedulerSettings
 from cardan.scheduler.waiting import WaitingQueue
-from cardan.types import Batch, FinishKind, FinishReason, Int32Array, TokenLogprobs
+from cardan.types import Batch, FinishKind, FinishReason, TokenLogprobs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +54,7 @@ class Scheduled:
         batch: the step.
         requests: whose tokens are sampled, in the order of ``batch.sampling``.
         rids: their ids.
-        rows: their rows, int32 ``[n]``.
+        rows: their rows ``[n]``.
         extends: stretches of prompts in it.
         prompt_logprob_counts: how many of the batch's prompt logprobs belong to each of ``extends``.
         is_prefill: whether it was a prefill pass.
@@ -63,7 +63,7 @@ class Scheduled:
     batch: Batch
     requests: list[Request]
     rids: list[str]
-    rows: Int32Array
+    rows: RowIndex
     extends: tuple[Extend, ...] = ()
     prompt_logprob_counts: tuple[int, ...] = ()
 
