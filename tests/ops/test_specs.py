@@ -19,12 +19,9 @@ def test_every_operation_has_a_spec():
     assert Ops.__abstractmethods__ <= METHODS
 
 
-@pytest.mark.parametrize("name", OP_SPECS)
+@pytest.mark.parametrize("name", [name for name, spec in OP_SPECS.items() if not spec.covers])
 def test_inputs_are_those_of_the_signature(name):
-    spec = OP_SPECS[name]
-    if spec.covers:
-        pytest.skip("tries several methods together")
-    assert [item.name for item in spec.inputs] == list(inspect.signature(getattr(Ops, name)).parameters)[1:]
+    assert [item.name for item in OP_SPECS[name].inputs] == list(inspect.signature(getattr(Ops, name)).parameters)[1:]
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32"])

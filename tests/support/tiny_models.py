@@ -147,7 +147,9 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
 ALL_MODELS = [(family, variant) for family in FAMILIES for variant in (None, *VARIANTS.get(family, {}))]
 
 
-def make_tiny(family: str, folder: Path, variant: str | None = None, seed: int = 0) -> Path:
+def make_tiny(
+    family: str, folder: Path, variant: str | None = None, seed: int = 0, context: int = CONTEXT
+) -> Path:
     """Write a checkpoint of random float32 weights, every norm and bias included, and return its folder."""
     import torch
     import transformers
@@ -156,7 +158,7 @@ def make_tiny(family: str, folder: Path, variant: str | None = None, seed: int =
     model_class = getattr(transformers, architecture)
     config_class = model_class.config_class
     changed = VARIANTS[family][variant] if variant else {}
-    values = json.loads(json.dumps({**SIZES, **settings, **changed}))
+    values = json.loads(json.dumps({**SIZES, "max_position_embeddings": context, **settings, **changed}))
     if family == "gemma3_wrapped":
         values = {"text_config": values, "vision_config": _tiny_vision(), "mm_tokens_per_image": 4}
     config = config_class(**values, attn_implementation="eager")

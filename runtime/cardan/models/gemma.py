@@ -32,7 +32,6 @@ GEMMA3_TEXT_DEFAULTS = {
     "num_key_value_heads": 4,
     "vocab_size": 262208,
     "max_position_embeddings": 131072,
-    "sliding_window": 4096,
 }
 """What published ``text_config`` groups leave out."""
 WRAPPED_PREFIXES = ("language_model.model.", "model.language_model.", "model.")
@@ -72,6 +71,7 @@ def _gemma(config: Mapping[str, Any]) -> DecoderSpec:
 
 def gemma3(config: Mapping[str, Any]) -> DecoderSpec:
     """Queries and keys are normalized; five windowed layers to a full one, with a RoPE for each kind."""
+    config = {"sliding_window": 4096, **config}
     fields = ConfigFields(config)
     fields.must_be("attn_logit_softcapping", None, "Gemma 3 has no soft cap on scores")
     spec = _gemma(config)
