@@ -15,7 +15,7 @@ from tokenizers import Tokenizer as Backend
 
 from cardan.errors import CheckpointError
 from cardan.text.gguf_tokenizer import set_bos_eos
-from cardan.text.parts import TokenizerParts, chat_end_ids
+from cardan.text.parts import TokenizerParts
 
 _NAMED = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
 
@@ -36,16 +36,14 @@ def build_from_folder(folder: Path) -> TokenizerParts:
             special.get("bos_token") if config.get("add_bos_token") else None,
             special.get("eos_token") if config.get("add_eos_token") else None,
         )
-    templates = _templates(folder, config)
     bos, eos = special.get("bos_token"), special.get("eos_token")
     ends = {backend.token_to_id(eos) if eos else None, *_end_ids(folder)}
     return TokenizerParts(
         backend=backend,
         special_tokens=special,
         bos_id=backend.token_to_id(bos) if bos else None,
-        eos_ids=frozenset(index for index in ends if index is not None)
-        | chat_end_ids(backend, templates.get("default")),
-        templates=templates,
+        eos_ids=frozenset(index for index in ends if index is not None),
+        templates=_templates(folder, config),
     )
 
 

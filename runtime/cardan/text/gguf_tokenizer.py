@@ -14,7 +14,7 @@ from tokenizers import AddedToken, decoders, models, normalizers, processors
 from tokenizers import Tokenizer as Backend
 
 from cardan.errors import CheckpointError
-from cardan.text.parts import TokenizerParts, chat_end_ids
+from cardan.text.parts import TokenizerParts
 from cardan.text.pretokenizers import pre_tokenizer_for
 
 _SPACE = "▁"
@@ -60,16 +60,14 @@ def build_from_gguf(metadata: Mapping[str, Any]) -> TokenizerParts:
     _add_special(backend, metadata, tokens)
     bos_id = _token_id(metadata, "bos_token_id", tokens)
     _set_template(backend, metadata, tokens, adds_bos)
-    templates = _templates(metadata)
     ends = {_token_id(metadata, key, tokens) for key in _END_KEYS} - {None}
     named = {name: _token_id(metadata, key, tokens) for name, key in _NAMED.items()}
     return TokenizerParts(
         backend=backend,
         special_tokens={name: tokens[index] for name, index in named.items() if index is not None},
         bos_id=bos_id,
-        eos_ids=frozenset(index for index in ends if index is not None)
-        | chat_end_ids(backend, templates.get("default")),
-        templates=templates,
+        eos_ids=frozenset(index for index in ends if index is not None),
+        templates=_templates(metadata),
     )
 
 

@@ -52,6 +52,7 @@ class TokenizerParts:
         bos_id: id of the token a text begins with, or None.
         eos_ids: ids that the files name as ends of a text.
         templates: chat templates by name; ``default`` is the usual one.
+        origin: where the templates came from, for messages of errors.
     """
 
     backend: Backend
@@ -59,6 +60,7 @@ class TokenizerParts:
     bos_id: int | None
     eos_ids: frozenset[int]
     templates: Mapping[str, str] = field(default_factory=dict)
+    origin: str = "the model"
 
 
 def chat_end_ids(backend: Backend, template: str | None) -> frozenset[int]:

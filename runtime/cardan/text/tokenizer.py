@@ -10,10 +10,11 @@ from dataclasses import replace
 from typing import Any
 
 from cardan.errors import RequestError
+from cardan.text.chat import ChatInput, ChatTemplate, builtin_templates, read_chat_template
 from cardan.text.detokenizer import Detokenizer
 from cardan.text.folder_tokenizer import build_from_folder, end_ids_of
 from cardan.text.gguf_tokenizer import build_from_gguf
-from cardan.text.parts import TokenizerFiles, TokenizerParts
+from cardan.text.parts import TokenizerFiles, TokenizerParts, chat_end_ids
 from cardan.text.token_bytes import TokenBytes
 
 
@@ -27,6 +28,9 @@ class Tokenizer:
         self._special_ids = frozenset(index for index, token in added.items() if token.special)
         self._vocab_size = 1 + max(max(parts.backend.get_vocab(with_added_tokens=True).values(), default=-1), -1)
         self._token_bytes = TokenBytes(parts.backend)
+        self._templates = {
+            name: ChatTemplate(source, parts.special_tokens, parts.origin) for name, source in parts.templates.items()
+        }
 
     @property
     def vocab_size(self) -> int:
@@ -47,6 +51,11 @@ class Tokenizer:
     def special_ids(self) -> frozenset[int]:
         """Ids that ``skip_special_tokens`` leaves out of a text."""
         return self._special_ids
+
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether ``render_chat`` has a template."""
+        return bool(self._templates)
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids of ``text``. Special tokens that are written out in it become their ids.
@@ -105,15 +114,62 @@ class Tokenizer:
         token_id: int | None = self._backend.token_to_id(text)
         return token_id
 
+    def render_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        **kwargs: Any,
+    ) -> str:
+        """The prompt for a conversation. It holds its special tokens: encode it with ``add_special_tokens=False``.
 
-def load_tokenizer(source: TokenizerFiles, *, generation_config: Mapping[str, Any] | None = None) -> Tokenizer:
+        Args:
+            messages: as in the OpenAI API.
+            tools: functions the model may call, as in the OpenAI API.
+            add_generation_prompt: end with the start of an assistant's turn.
+            kwargs: ``documents``, ``continue_final_message``, and variables of the template's own.
+
+        Raises:
+            RequestError: there is no template, or see ``ChatTemplate.render``.
+        """
+        template = self._templates.get("tool_use") if tools else None
+        template = template or self._templates.get("default") or next(iter(self._templates.values()), None)
+        if template is None:
+            raise RequestError(
+                "This model has no chat template. Use completions with a prompt of your own, or start the server with "
+                f"--chat-template FILE or one of the names {', '.join(builtin_templates())}.",
+                param="messages",
+                code="no_chat_template",
+            )
+        return template.render(
+            ChatInput(
+                messages=messages,
+                tools=tools,
+                documents=kwargs.pop("documents", None),
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=kwargs.pop("continue_final_message", False),
+                extra=kwargs,
+            )
+        )
+
+
+def load_tokenizer(
+    source: TokenizerFiles,
+    *,
+    generation_config: Mapping[str, Any] | None = None,
+    chat_template: str | None = None,
+) -> Tokenizer:
     """Read a tokenizer.
 
     Args:
         source: a folder with ``tokenizer.json``, or the metadata of a GGUF file.
         generation_config: the model's; its ``eos_token_id`` ends answers too.
+        chat_template: the name of a built-in template or a file, instead of the model's own.
 
     Raises:
+        ConfigError: ``chat_template`` names nothing.
+        ModelConfigError: the chat template is not valid.
         CheckpointError: files are missing, damaged, or of a kind that is not read.
         UnsupportedModelError: its tokens cannot be turned into text.
     """
@@ -124,5 +180,9 @@ def load_tokenizer(source: TokenizerFiles, *, generation_config: Mapping[str, An
     else:
         assert source.gguf is not None
         parts = build_from_gguf(source.gguf)
+    if chat_template is not None:
+        templates = {"default": read_chat_template(chat_template)}
+        parts = replace(parts, templates=templates, origin=f"--chat-template {chat_template}")
     ends = parts.eos_ids | end_ids_of(generation_config or {})
+    ends |= chat_end_ids(parts.backend, parts.templates.get("default"))
     return Tokenizer(replace(parts, eos_ids=ends))
