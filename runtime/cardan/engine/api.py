@@ -67,6 +67,7 @@ class GenerateOutput:
         logprobs: one per added token, when asked for.
         prompt_logprobs: with the first output of a choice, when asked for: one per prompt position from
             ``prompt_start`` on; position 0 has none.
+        prompt_token_ids: the ids that ``prompt_logprobs`` belong to.
         finish_reason: None while it goes on.
         prompt_tokens: length of the prompt.
         completion_tokens: output tokens so far.
@@ -82,6 +83,7 @@ class GenerateOutput:
     token_ids: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprobs | None, ...] = ()
     prompt_logprobs: tuple[TokenLogprobs | None, ...] = ()
+    prompt_token_ids: tuple[int, ...] = ()
     finish_reason: FinishReason | None = None
     prompt_tokens: int = 0
     completion_tokens: int = 0

@@ -1,0 +1,128 @@
+"""The engine within one process: a scheduler and a runner, turned by one of two loops.
+
+It knows no socket and no text beyond the stop checkers that it builds for the scheduler.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable
+
+from cardan.engine.api import EngineStats
+from cardan.engine.loops import LoopState, overlapped_turn, plain_turn
+from cardan.engine.messages import Generate
+from cardan.engine.preparation import Prepared
+from cardan.scheduler import OutputBatch, Request, Scheduler
+from cardan.text.stops import build_stop_checker
+from cardan.text.tokenizer import Tokenizer
+
+_PRESSURE_INTERVAL_S = 1.0
+"""How often memory pressure is asked for."""
+_PRESSURE_SHARE = 0.25
+"""Share of the pool's cached prefixes given up each time memory is short."""
+
+logger = logging.getLogger(__name__)
+
+
+class EngineCore:
+    """Runs requests: ``add`` and ``abort`` them, call ``turn`` while ``has_work``."""
+
+    def __init__(self, prepared: Prepared, tokenizer: Tokenizer, clock: Callable[[], float] = time.monotonic) -> None:
+        self._device = prepared.device
+        self._tokenizer = tokenizer
+        self._clock = clock
+        self.scheduler = Scheduler(prepared.settings)
+        self._loop = LoopState(self.scheduler, prepared.runner, clock=clock)
+        overlap = prepared.plan.settings["overlap"]
+        self._turn = overlapped_turn if overlap.value else plain_turn
+        self._news: list[OutputBatch] = []
+        self._totals: Counter[str] = Counter()
+        self._graph = bool(prepared.plan.value("graph"))
+        self._pressure_asked_s = clock()
+        if not overlap.value:
+            self._fall_back(f"plain loop ({overlap.why})")
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a turn could do anything."""
+        return self.scheduler.has_work or self._loop.in_flight is not None
+
+    def add(self, message: Generate) -> None:
+        """Queue a choice.
+
+        Raises:
+            RequestError: the prompt is too long.
+            QueueFullError: too many requests wait.
+        """
+        eos_ids = self._tokenizer.eos_ids
+        request = Request(
+            rid=message.wire_id,
+            prompt_ids=message.prompt_ids,
+            params=message.sampling,
+            logprobs=message.logprobs,
+            stop=build_stop_checker(message.sampling, eos_ids, self._tokenizer),
+            priority=message.priority,
+            cache_salt=message.cache_salt,
+            routing_key=message.routing_key,
+            arrival_s=message.arrival_s,
+            eos_ids=eos_ids,
+        )
+        self.scheduler.add(request)
+
+    def abort(self, wire_id: str | None) -> None:
+        """Abort one choice, or all for None; unknown ids are ignored. Their last news come with the next turn."""
+        self.scheduler.abort(wire_id)
+
+    def turn(self) -> bool:
+        """Run one turn of the loop and log what happened. Returns whether anything was launched or read."""
+        reading = self._loop.in_flight is not None
+        read = self._turn(self._loop)
+        for news in (read, self.scheduler.take_outputs()):
+            if news:
+                self._news.append(news)
+        self._log_events()
+        self._relieve_pressure()
+        return read is not None or reading or self._loop.in_flight is not None
+
+    def take_news(self) -> list[OutputBatch]:
+        """News since the last call, in order; those of aborts are among them."""
+        news, self._news = self._news, []
+        return news
+
+    def flush_cache(self) -> bool:
+        """Empty the prefix cache. Returns False when requests were running, and then nothing was done."""
+        return not self.has_work and self.scheduler.flush_cache()
+
+    def stats(self) -> EngineStats:
+        """Gauges and totals as of now."""
+        stats = self.scheduler.stats()
+        return EngineStats(
+            num_running=stats.num_running,
+            num_queued=stats.num_queued,
+            used_tokens=stats.used_tokens,
+            cached_tokens=stats.cached_tokens,
+            max_total_tokens=stats.max_total_tokens,
+            totals={**stats.totals, **self._totals},
+            gen_throughput=stats.gen_throughput,
+        )
+
+    def _log_events(self) -> None:
+        for event in self.scheduler.take_events():
+            logger.info("%s", event.describe(self._graph))
+
+    def _fall_back(self, reason: str) -> None:
+        self._totals[f"fallback:{reason}"] += 1
+        logger.info("Fallback: %s", reason)
+
+    def _relieve_pressure(self) -> None:
+        now_s = self._clock()
+        if now_s - self._pressure_asked_s < _PRESSURE_INTERVAL_S:
+            return
+        self._pressure_asked_s = now_s
+        if not self._device.under_pressure():
+            return
+        evicted = self.scheduler.evict_cache(int(_PRESSURE_SHARE * self.scheduler.settings.num_slots))
+        self._totals["pressure_evictions"] += 1
+        logger.warning("Memory of %s is short: gave up %d cached tokens.", self._device.info.name, evicted)

@@ -1,0 +1,73 @@
+"""The detokenizer process: tokens in from the scheduler, text out to the frontend.
+
+It imports no platform, no model and no scheduler.
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import zmq
+
+from cardan.config import EngineConfig
+from cardan.engine.channels import DETOKENIZER_INBOX, FRONTEND_INBOX, Outbox, open_inbox
+from cardan.engine.detokenizer import Detokenizer
+from cardan.engine.messages import (
+    DETOKENIZER_DECODER,
+    DetokenizerReady,
+    ErrorReport,
+    Failed,
+    OpenStream,
+    Shutdown,
+    TokenBatch,
+    encode,
+)
+from cardan.engine.model_files import load_model_tokenizer
+from cardan.engine.process_log import set_up_logging
+
+_MAX_MERGED = 64
+"""Most messages whose news are merged into one."""
+_LAST_WORDS_MS = 1000
+
+logger = logging.getLogger(__name__)
+
+
+def run(config: EngineConfig, folder: Path) -> int:
+    """Serve until told to end. Returns the exit code."""
+    set_up_logging("detokenizer", config.server.log_level)
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    inbox = open_inbox(context, folder, DETOKENIZER_INBOX)
+    outbox = Outbox(context, folder, FRONTEND_INBOX)
+    try:
+        detokenizer = Detokenizer(load_model_tokenizer(config.model), config.server.stream_interval)
+        outbox.send(encode(DetokenizerReady()))
+        _serve(detokenizer, inbox, outbox)
+    except Exception as error:
+        logger.error("the detokenizer failed", exc_info=error)
+        outbox.send(encode(Failed("detokenizer", ErrorReport.of(error))))
+        return 1
+    finally:
+        inbox.close()
+        outbox.close(_LAST_WORDS_MS)
+        context.term()
+    return 0
+
+
+def _serve(detokenizer: Detokenizer, inbox: zmq.Socket[bytes], outbox: Outbox) -> None:
+    while True:
+        payload = inbox.recv()
+        for _ in range(_MAX_MERGED):
+            message = DETOKENIZER_DECODER.decode(payload)
+            if isinstance(message, Shutdown):
+                return
+            if isinstance(message, OpenStream):
+                detokenizer.open(message)
+            elif isinstance(message, TokenBatch):
+                detokenizer.take(message)
+            if not inbox.poll(0):
+                break
+            payload = inbox.recv()
+        news = detokenizer.flush()
+        if news is not None:
+            outbox.send(encode(news))

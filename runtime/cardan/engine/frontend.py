@@ -1,0 +1,366 @@
+"""The main process's side of an engine: it checks and tokenizes requests, and hands their outputs to consumers.
+
+It imports no platform and no array library: device and scheduler are in a process of their own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import shutil
+import tempfile
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Self, TypeVar, cast
+
+import zmq
+import zmq.asyncio
+
+from cardan import __version__
+from cardan.config import EngineConfig
+from cardan.engine.api import EngineInfo, EngineStats, GenerateOutput, GenerateRequest
+from cardan.engine.channels import DETOKENIZER_INBOX, FRONTEND_INBOX, SCHEDULER_INBOX, Outbox, open_inbox
+from cardan.engine.children import Child, end_children
+from cardan.engine.messages import (
+    FRONTEND_DECODER,
+    Abort,
+    DetokenizerReady,
+    Failed,
+    FlushCache,
+    FlushReply,
+    GetStats,
+    Message,
+    Progress,
+    Rejected,
+    SchedulerReady,
+    Shutdown,
+    StatsReply,
+    TextBatch,
+    ToFrontend,
+    encode,
+)
+from cardan.engine.model_files import load_model_tokenizer
+from cardan.engine.open_requests import OpenRequest, OpenRequests
+from cardan.engine.validation import RequestLimits, check_prompt, check_request
+from cardan.errors import CardanError, EngineDeadError, QueueFullError
+from cardan.text.tokenizer import Tokenizer
+
+T = TypeVar("T")
+ProgressListener = Callable[[str, int, int], None]
+"""Called with a part of the start, how much of it is done, and how much there is (0 when unknown)."""
+
+_LONG_TEXT_CHARACTERS = 4096
+"""Longer texts are tokenized beside the event loop."""
+_GRACE_S = 5.0
+"""How long children may take to end when they are told to."""
+_DEATH_NOTE_S = 0.3
+"""How long to wait for a dead child's last words."""
+
+logger = logging.getLogger(__name__)
+
+
+class Frontend:
+    """Implements ``cardan.engine.api.AsyncEngine`` over a scheduler and a detokenizer process.
+
+    Made by ``await Frontend.start(config)``; used from that event loop only.
+    """
+
+    def __init__(self, config: EngineConfig, on_progress: ProgressListener | None = None) -> None:
+        """Prepare; use ``start``."""
+        self._config = config
+        self._on_progress = on_progress
+        self._loop = asyncio.get_running_loop()
+        self._folder = Path(tempfile.mkdtemp(prefix="cardan-"))
+        self._context = zmq.Context()
+        self._inbox = open_inbox(zmq.asyncio.Context.shadow(self._context), self._folder, FRONTEND_INBOX)
+        self._to_scheduler = Outbox(self._context, self._folder, SCHEDULER_INBOX)
+        self._to_detokenizer = Outbox(self._context, self._folder, DETOKENIZER_INBOX)
+        self._children: list[Child] = []
+        self._receiver: asyncio.Task[None] | None = None
+        self._tokenizing = ThreadPoolExecutor(2, thread_name_prefix="tokenize")
+        self._requests = OpenRequests()
+        self._calls: dict[int, asyncio.Future[Any]] = {}
+        self._last_call = 0
+        self._ready: dict[str, asyncio.Future[Any]] = {
+            role: self._loop.create_future() for role in ("scheduler", "detokenizer")
+        }
+        self._dead: asyncio.Future[EngineDeadError] = self._loop.create_future()
+        self._failure: CardanError | None = None
+        self._draining = False
+        self._closing = False
+        self._tokenizer: Tokenizer | None = None
+        self._info: EngineInfo | None = None
+        self._limits = RequestLimits(vocab_size=0, platform="")
+
+    # --- start and end ------------------------------------------------------------------------
+
+    @classmethod
+    async def start(cls, config: EngineConfig, on_progress: ProgressListener | None = None) -> Self:
+        """Start the processes and wait until they serve.
+
+        Args:
+            config: what to run.
+            on_progress: told how far the parts of the start are.
+
+        Raises:
+            CardanError: what made the start fail, as the class that was raised where it failed.
+        """
+        frontend = cls(config, on_progress)
+        try:
+            await frontend._start()
+        except BaseException:
+            await frontend.close()
+            raise
+        return frontend
+
+    async def _start(self) -> None:
+        started_s = time.monotonic()
+        self._receiver = self._loop.create_task(self._receive())
+        for role in ("scheduler", "detokenizer"):
+            child = await self._loop.run_in_executor(None, Child, role, self._folder)
+            self._children.append(child)
+            child.watch(self._child_ended)
+        # The files are opened here first, so that a model that has to be fetched is fetched once.
+        self._tokenizer = await self._loop.run_in_executor(None, load_model_tokenizer, self._config.model)
+        for child in self._children:
+            child.configure(self._config)
+        ready: SchedulerReady = await self._ready["scheduler"]
+        await self._ready["detokenizer"]
+        self._limits = RequestLimits(vocab_size=ready.vocab_size, platform=ready.platform, lacking=ready.lacking)
+        self._info = EngineInfo(
+            model_name=self._config.model.served_model_name or ready.model_name,
+            model_path=ready.model_path,
+            vocab_size=ready.vocab_size,
+            context_length=ready.context_length,
+            max_input_tokens=ready.max_input_tokens,
+            max_total_tokens=ready.max_total_tokens,
+            plan=ready.plan,
+            version=__version__,
+            started_s={**ready.started_s, "total": time.monotonic() - started_s},
+        )
+
+    async def drain(self, timeout_s: float) -> list[str]:
+        """Take no new requests and wait for the open ones. Returns the ids of those that did not end in time."""
+        self._draining = True
+        await self._requests.wait_empty(timeout_s)
+        return self._requests.rids
+
+    async def close(self) -> None:
+        """End the processes; open requests get an ``EngineDeadError``. Calling it again does nothing."""
+        if self._closing:
+            return
+        self._closing = True
+        self._fail(EngineDeadError("The engine was shut down."))
+        self._send(Shutdown())
+        self._to_detokenizer.send(encode(Shutdown()))
+        await self._loop.run_in_executor(None, end_children, self._children, _GRACE_S if self._info else 0.0)
+        if self._receiver is not None:
+            self._receiver.cancel()
+            await asyncio.gather(self._receiver, return_exceptions=True)
+        self._inbox.close()
+        self._to_scheduler.close()
+        self._to_detokenizer.close()
+        self._context.term()
+        self._tokenizing.shutdown(wait=False)
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    # --- what is served -----------------------------------------------------------------------
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The model's tokenizer."""
+        assert self._tokenizer is not None, "Frontend.start was not awaited"
+        return self._tokenizer
+
+    @property
+    def info(self) -> EngineInfo:
+        """What is served."""
+        assert self._info is not None, "Frontend.start was not awaited"
+        return self._info
+
+    @property
+    def alive(self) -> bool:
+        """Whether all processes run."""
+        return self._failure is None and not self._closing
+
+    @property
+    def child_pids(self) -> dict[str, int]:
+        """Process ids by role."""
+        return {child.role: child.pid for child in self._children}
+
+    async def wait_dead(self) -> EngineDeadError:
+        """Wait until a process ends that should not have; returns why."""
+        return await asyncio.shield(self._dead)
+
+    # --- requests -----------------------------------------------------------------------------
+
+    async def generate(self, request: GenerateRequest) -> AsyncIterator[GenerateOutput]:
+        """Run one request; closing the iterator aborts it.
+
+        Raises:
+            RequestError: the request is wrong (prompt too long, ids out of range, duplicate rid …).
+            QueueFullError: too many requests wait, or the engine is shutting down.
+            EngineDeadError: a process of the engine ended.
+        """
+        opened = await self._admit(request)
+        try:
+            while opened.choices or not opened.outputs.empty():
+                output = await opened.outputs.get()
+                if isinstance(output, CardanError):
+                    raise output
+                yield output
+        finally:
+            self._abort_wire_ids(self._requests.close(opened))
+
+    async def _admit(self, request: GenerateRequest) -> OpenRequest:
+        arrival_s = time.monotonic()
+        self._check_taking()
+        check_request(request, self._limits)
+        self._requests.check_rid(request.rid)
+        prompt_ids = request.input_ids
+        if prompt_ids is None:
+            prompt_ids = await self._tokenize(request.text or "", request.add_special_tokens)
+            self._check_taking()
+        check_prompt(request, prompt_ids, self._limits)
+        opened, messages = self._requests.open(request, prompt_ids, arrival_s)
+        for message in messages:
+            self._send(message)
+        return opened
+
+    def _check_taking(self) -> None:
+        if self._failure is not None:
+            raise EngineDeadError(str(self._failure))
+        if self._draining:
+            raise QueueFullError("The engine is shutting down and takes no new requests. Send them elsewhere.")
+
+    async def _tokenize(self, text: str, add_special_tokens: bool) -> tuple[int, ...]:
+        if len(text) < _LONG_TEXT_CHARACTERS:
+            return tuple(self.tokenizer.encode(text, add_special_tokens))
+        encoded = await self._loop.run_in_executor(self._tokenizing, self.tokenizer.encode, text, add_special_tokens)
+        return tuple(encoded)
+
+    async def abort(self, rid: str | None) -> None:
+        """Abort one request, or all for None. An unknown id is ignored."""
+        if rid is None:
+            self._abort_wire_ids(
+                [wire_id for open_rid in self._requests.rids for wire_id in self._requests.wire_ids(open_rid)]
+            )
+        else:
+            self._abort_wire_ids(self._requests.wire_ids(rid))
+
+    def _abort_wire_ids(self, wire_ids: list[str]) -> None:
+        if self._failure is None:
+            for wire_id in wire_ids:
+                self._send(Abort(wire_id))
+
+    async def flush_cache(self) -> bool:
+        """Empty the prefix cache. Returns False when requests were running, and then nothing was done."""
+        reply: FlushReply = await self._call(FlushCache)
+        return reply.flushed
+
+    async def stats(self) -> EngineStats:
+        """Gauges and totals as of now."""
+        reply: StatsReply = await self._call(GetStats)
+        return EngineStats(
+            num_running=reply.num_running,
+            num_queued=reply.num_queued,
+            used_tokens=reply.used_tokens,
+            cached_tokens=reply.cached_tokens,
+            max_total_tokens=reply.max_total_tokens,
+            totals=reply.totals,
+            gen_throughput=reply.gen_throughput,
+        )
+
+    async def _call(self, kind: Callable[[int], Message]) -> Any:
+        if self._failure is not None:
+            raise EngineDeadError(str(self._failure))
+        self._last_call += 1
+        call_id = self._last_call
+        future = self._calls[call_id] = self._loop.create_future()
+        try:
+            self._send(kind(call_id))
+            return await future
+        finally:
+            self._calls.pop(call_id, None)
+
+    def _send(self, message: Message) -> None:
+        self._to_scheduler.send(encode(message))
+
+    # --- news from the children ---------------------------------------------------------------
+
+    async def _receive(self) -> None:
+        while True:
+            payload = await cast("Awaitable[bytes]", self._inbox.recv())
+            self._take(FRONTEND_DECODER.decode(payload))
+
+    def _take(self, message: ToFrontend) -> None:
+        match message:
+            case TextBatch():
+                for news in message.news:
+                    self._requests.deliver(news)
+            case Rejected():
+                self._requests.reject(message.wire_id, message.error.exception())
+            case FlushReply() | StatsReply():
+                self._answer_call(message)
+            case Progress():
+                if self._on_progress is not None:
+                    self._on_progress(message.part, message.done, message.total)
+            case SchedulerReady():
+                self._answer_ready("scheduler", message)
+            case DetokenizerReady():
+                self._answer_ready("detokenizer", message)
+            case Failed():
+                self._fail(message.error.exception())
+
+    def _answer_call(self, reply: FlushReply | StatsReply) -> None:
+        future = self._calls.get(reply.call_id)
+        if future is not None and not future.done():
+            future.set_result(reply)
+
+    def _answer_ready(self, role: str, message: ToFrontend) -> None:
+        if not self._ready[role].done():
+            self._ready[role].set_result(message)
+
+    def _child_ended(self, child: Child) -> None:
+        """Called from the thread that watches a child."""
+        try:
+            self._loop.call_soon_threadsafe(self._note_end, child)
+        except RuntimeError:
+            logger.debug("the %s process ended after the event loop", child.role)
+
+    def _note_end(self, child: Child) -> None:
+        if not self._closing:
+            self._loop.call_later(_DEATH_NOTE_S, self._report_end, child)
+
+    def _report_end(self, child: Child) -> None:
+        if not self._closing:
+            what = f"The {child.role} process {child.describe_exit()}; its log says more. Restart the engine."
+            self._fail(EngineDeadError(what))
+
+    def _fail(self, error: CardanError) -> None:
+        """The engine cannot go on: answer everybody who waits, and end the other children."""
+        if self._failure is not None:
+            return
+        self._failure = error
+        dead = error if isinstance(error, EngineDeadError) else EngineDeadError(str(error))
+        for future in self._ready.values():
+            if not future.done():
+                future.set_exception(error)
+                future.exception()
+        for call in self._calls.values():
+            if not call.done():
+                call.set_exception(dead)
+        self._requests.fail_all(dead)
+        if not self._closing:
+            logger.error("engine is dead: %s", dead)
+            self._dead.set_result(dead)
+            for child in self._children:
+                child.kill()

@@ -1,0 +1,187 @@
+"""The requests that a frontend has open, and the way from a choice's wire id to the consumer that waits for it.
+
+It knows no socket; memory of a request ends with its entry here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from dataclasses import dataclass, field, replace
+
+from cardan.engine.api import GenerateOutput, GenerateRequest, RequestTimes
+from cardan.engine.messages import Details, Generate, TextNews
+from cardan.errors import CardanError, RequestError
+
+
+@dataclass(slots=True)
+class _Choice:
+    """Totals of one choice so far."""
+
+    index: int
+    num_tokens: int = 0
+    first_token_s: float | None = None
+    details: Details | None = None
+
+
+@dataclass(slots=True)
+class OpenRequest:
+    """One request under way.
+
+    Attributes:
+        rid: the caller's id.
+        prompt_ids: the prompt.
+        prompt_start: from where prompt logprobs were asked for, or None.
+        arrival_s: on the monotonic clock.
+        choices: totals of the choices that have not ended, by wire id.
+        outputs: news for the consumer; an error ends them.
+    """
+
+    rid: str
+    prompt_ids: tuple[int, ...]
+    prompt_start: int | None
+    arrival_s: float
+    choices: dict[str, _Choice] = field(default_factory=dict)
+    outputs: asyncio.Queue[GenerateOutput | CardanError] = field(default_factory=asyncio.Queue)
+
+    def take(self, news: TextNews) -> GenerateOutput:
+        """Turn news of a choice into what the consumer gets; a choice that ended is forgotten."""
+        choice = self.choices[news.wire_id]
+        e2e_s = time.monotonic() - self.arrival_s
+        choice.num_tokens += len(news.token_ids)
+        if news.token_ids and choice.first_token_s is None:
+            choice.first_token_s = e2e_s
+        fresh = news.details or _NO_DETAILS
+        choice.details = totals = news.details or choice.details or _NO_DETAILS
+        if fresh.finish is not None:
+            del self.choices[news.wire_id]
+        has_prompt = bool(fresh.prompt_logprobs) and self.prompt_start is not None
+        return GenerateOutput(
+            rid=self.rid,
+            index=choice.index,
+            text=news.text,
+            token_ids=tuple(news.token_ids),
+            logprobs=tuple(fresh.logprobs),
+            prompt_logprobs=tuple(fresh.prompt_logprobs),
+            prompt_token_ids=self.prompt_ids[self.prompt_start :] if has_prompt else (),
+            finish_reason=fresh.finish,
+            prompt_tokens=totals.prompt_tokens or len(self.prompt_ids),
+            completion_tokens=choice.num_tokens,
+            cached_tokens=totals.cached_tokens,
+            num_retractions=totals.num_retractions,
+            max_new_tokens_clamped=totals.max_new_tokens_clamped,
+            times=RequestTimes(queue_s=totals.queue_s, first_token_s=choice.first_token_s, e2e_s=e2e_s),
+        )
+
+
+_NO_DETAILS = Details(None, 0, 0, 0, 0, 0.0)
+
+
+class OpenRequests:
+    """All open requests of a frontend."""
+
+    def __init__(self) -> None:
+        self._by_rid: dict[str, OpenRequest] = {}
+        self._by_wire_id: dict[str, OpenRequest] = {}
+        self._numbers = itertools.count(1)
+        self._empty = asyncio.Event()
+        self._empty.set()
+
+    def __len__(self) -> int:
+        return len(self._by_rid)
+
+    @property
+    def rids(self) -> list[str]:
+        """Ids of all open requests, oldest first."""
+        return list(self._by_rid)
+
+    def check_rid(self, rid: str | None) -> None:
+        """Refuse an id that is open.
+
+        Raises:
+            RequestError: it is.
+        """
+        if rid in self._by_rid:
+            raise RequestError(
+                f"A request with rid {rid!r} is open already. Ids must be unique among open requests; "
+                "leave rid out for a fresh one.",
+                param="rid",
+                code="duplicate_rid",
+            )
+
+    def open(
+        self, request: GenerateRequest, prompt_ids: tuple[int, ...], arrival_s: float
+    ) -> tuple[OpenRequest, list[Generate]]:
+        """Enter a request; returns it and one message for each of its choices, seeded ``seed + index``."""
+        self.check_rid(request.rid)
+        rid = request.rid or f"req-{next(self._numbers)}"
+        while request.rid is None and rid in self._by_rid:
+            rid = f"req-{next(self._numbers)}"
+        opened = OpenRequest(rid, prompt_ids, request.logprobs.prompt_start, arrival_s)
+        messages = []
+        for index in range(request.sampling.n):
+            wire_id = f"{rid}.{next(self._numbers)}"
+            opened.choices[wire_id] = _Choice(index)
+            self._by_wire_id[wire_id] = opened
+            seed = request.sampling.seed
+            messages.append(
+                Generate(
+                    wire_id=wire_id,
+                    prompt_ids=list(prompt_ids),
+                    sampling=replace(request.sampling, n=1, seed=None if seed is None else (seed + index) % 2**64),
+                    logprobs=request.logprobs,
+                    priority=request.priority,
+                    cache_salt=request.cache_salt,
+                    routing_key=request.routing_key,
+                    arrival_s=arrival_s,
+                )
+            )
+        self._by_rid[rid] = opened
+        self._empty.clear()
+        return opened, messages
+
+    def deliver(self, news: TextNews) -> None:
+        """Pass news to the consumer; news of a choice that nobody waits for are dropped."""
+        opened = self._by_wire_id.get(news.wire_id)
+        if opened is None:
+            return
+        output = opened.take(news)
+        if output.finish_reason is not None:
+            del self._by_wire_id[news.wire_id]
+        opened.outputs.put_nowait(output)
+
+    def reject(self, wire_id: str, error: CardanError) -> None:
+        """End a request with an error."""
+        opened = self._by_wire_id.get(wire_id)
+        if opened is not None:
+            opened.outputs.put_nowait(error)
+
+    def fail_all(self, error: CardanError) -> None:
+        """End every open request with an error."""
+        for opened in self._by_rid.values():
+            # Each gets an exception of its own: one that is raised many times keeps every traceback.
+            opened.outputs.put_nowait(type(error)(*error.args))
+
+    def wire_ids(self, rid: str) -> list[str]:
+        """Wire ids of the choices of a request that have not ended."""
+        opened = self._by_rid.get(rid)
+        return [] if opened is None else list(opened.choices)
+
+    def close(self, opened: OpenRequest) -> list[str]:
+        """Forget a request; returns the wire ids of choices that have not ended, which should be aborted."""
+        unfinished = list(opened.choices)
+        for wire_id in unfinished:
+            self._by_wire_id.pop(wire_id, None)
+        self._by_rid.pop(opened.rid, None)
+        if not self._by_rid:
+            self._empty.set()
+        return unfinished
+
+    async def wait_empty(self, timeout_s: float) -> bool:
+        """Wait until no request is open. Returns False when the time ran out."""
+        try:
+            await asyncio.wait_for(self._empty.wait(), timeout_s)
+        except TimeoutError:
+            return False
+        return True

@@ -1,0 +1,199 @@
+"""The scheduler process: it owns the device, takes requests from its inbox, and sends tokens to the detokenizer.
+
+Array libraries are imported here only, by the platform. With nothing to run it sleeps on its inbox.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+
+import zmq
+
+from cardan.config import EngineConfig
+from cardan.engine.channels import DETOKENIZER_INBOX, FRONTEND_INBOX, SCHEDULER_INBOX, Outbox, open_inbox
+from cardan.engine.core import EngineCore
+from cardan.engine.messages import (
+    SCHEDULER_DECODER,
+    Abort,
+    Details,
+    ErrorReport,
+    Failed,
+    FeatureAnswer,
+    FlushCache,
+    FlushReply,
+    Generate,
+    GetStats,
+    OpenStream,
+    Progress,
+    Rejected,
+    SchedulerReady,
+    Shutdown,
+    StatsReply,
+    TokenBatch,
+    TokenNews,
+    ToScheduler,
+    encode,
+)
+from cardan.engine.model_files import load_model_tokenizer
+from cardan.engine.preparation import Prepared, prepare
+from cardan.engine.process_log import set_up_logging
+from cardan.engine.validation import REQUEST_FEATURES
+from cardan.errors import CardanError
+from cardan.platform.report import plan_to_json
+from cardan.scheduler import OutputBatch, RequestOutput
+
+_LAST_WORDS_MS = 1000
+_STALLED_POLL_MS = 5
+"""How long to sleep when requests wait but no step can run."""
+_IDLE_POLL_MS = 1000
+"""How long to sleep at most when there is nothing to run."""
+
+logger = logging.getLogger(__name__)
+
+
+def run(config: EngineConfig, folder: Path) -> int:
+    """Prepare the device and serve until told to end. Returns the exit code."""
+    set_up_logging("scheduler", config.server.log_level)
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    inbox = open_inbox(context, folder, SCHEDULER_INBOX)
+    frontend = Outbox(context, folder, FRONTEND_INBOX)
+    detokenizer = Outbox(context, folder, DETOKENIZER_INBOX)
+    try:
+        prepared = prepare(config, lambda part, done, total: frontend.send(encode(Progress(part, done, total))))
+        core = EngineCore(prepared, load_model_tokenizer(config.model))
+        _log_plan(prepared)
+        frontend.send(encode(_ready(prepared)))
+        SchedulerServer(core, inbox, frontend, detokenizer).serve()
+        prepared.close()
+    except Exception as error:
+        if not isinstance(error, CardanError):
+            logger.error("the scheduler failed", exc_info=error)
+        frontend.send(encode(Failed("scheduler", ErrorReport.of(error))))
+        return 1
+    finally:
+        inbox.close()
+        detokenizer.close()
+        frontend.close(_LAST_WORDS_MS)
+        context.term()
+    return 0
+
+
+def _log_plan(prepared: Prepared) -> None:
+    plan = prepared.plan
+    logger.info("Plan: %s on platform %s, %s", plan.model.name, plan.platform, plan.device.name)
+    for name, setting in plan.settings.items():
+        logger.info("  %s = %s (%s: %s)", name, setting.value, setting.source, setting.why)
+    for what, count, why in plan.memory:
+        logger.info("  memory: %s %.1f MB (%s)", what, count / 2**20, why)
+    for note in plan.notes:
+        logger.info("  note: %s", note)
+
+
+def _ready(prepared: Prepared) -> SchedulerReady:
+    plan, platform = prepared.plan, prepared.opened.platform
+    capabilities = platform.capabilities(plan.device)
+    lacking = {
+        str(feature): FeatureAnswer(capabilities.get(feature).reason, capabilities.get(feature).alternative)
+        for feature in REQUEST_FEATURES
+        if not capabilities.supports(feature)
+    }
+    return SchedulerReady(
+        model_name=prepared.opened.checkpoint.name,
+        model_path=str(prepared.opened.checkpoint.path),
+        platform=platform.name,
+        vocab_size=plan.model.vocab_size,
+        context_length=plan.context_length,
+        max_input_tokens=prepared.settings.max_input_tokens,
+        max_total_tokens=prepared.settings.num_slots,
+        plan=plan_to_json(plan),
+        started_s=prepared.started_s,
+        lacking=lacking,
+    )
+
+
+class SchedulerServer:
+    """Connects an ``EngineCore`` to its sockets."""
+
+    def __init__(self, core: EngineCore, inbox: zmq.Socket[bytes], frontend: Outbox, detokenizer: Outbox) -> None:
+        self._core = core
+        self._inbox = inbox
+        self._frontend = frontend
+        self._detokenizer = detokenizer
+        self._stalled = False
+
+    def serve(self) -> None:
+        """Take messages and run turns until told to end."""
+        while True:
+            for message in self._messages():
+                if isinstance(message, Shutdown):
+                    return
+                self._take(message)
+            if self._core.has_work:
+                self._stalled = not self._core.turn()
+            self._send_news()
+
+    def _messages(self) -> Iterator[ToScheduler]:
+        """What has arrived; sleeps until something does when there is nothing to run."""
+        timeout_ms = _IDLE_POLL_MS
+        if self._core.has_work:
+            timeout_ms = _STALLED_POLL_MS if self._stalled else 0
+        while self._inbox.poll(timeout_ms):
+            timeout_ms = 0
+            yield SCHEDULER_DECODER.decode(self._inbox.recv())
+
+    def _take(self, message: ToScheduler) -> None:
+        match message:
+            case Generate():
+                self._add(message)
+            case Abort():
+                self._core.abort(message.wire_id)
+            case FlushCache():
+                self._frontend.send(encode(FlushReply(message.call_id, self._core.flush_cache())))
+            case GetStats():
+                self._frontend.send(encode(self._stats(message.call_id)))
+
+    def _add(self, message: Generate) -> None:
+        try:
+            self._core.add(message)
+        except CardanError as error:
+            self._frontend.send(encode(Rejected(message.wire_id, ErrorReport.of(error))))
+        else:
+            self._detokenizer.send(encode(OpenStream(message.wire_id, message.sampling)))
+
+    def _stats(self, call_id: int) -> StatsReply:
+        stats = self._core.stats()
+        return StatsReply(
+            call_id=call_id,
+            num_running=stats.num_running,
+            num_queued=stats.num_queued,
+            used_tokens=stats.used_tokens,
+            cached_tokens=stats.cached_tokens,
+            max_total_tokens=stats.max_total_tokens,
+            totals=dict(stats.totals),
+            gen_throughput=stats.gen_throughput,
+        )
+
+    def _send_news(self) -> None:
+        for news in self._core.take_news():
+            self._detokenizer.send(encode(_token_batch(news)))
+
+
+def _token_batch(news: OutputBatch) -> TokenBatch:
+    return TokenBatch(news.rids, news.token_ids, [_token_news(output) for output in news.detailed])
+
+
+def _token_news(output: RequestOutput) -> TokenNews:
+    details = Details(
+        finish=output.finish_reason,
+        prompt_tokens=output.num_prompt_tokens,
+        completion_tokens=output.num_completion_tokens,
+        cached_tokens=output.num_cached_tokens,
+        num_retractions=output.num_retractions,
+        queue_s=output.queue_s,
+        max_new_tokens_clamped=output.max_new_tokens_clamped,
+        logprobs=list(output.logprobs),
+        prompt_logprobs=list(output.prompt_logprobs),
+    )
+    return TokenNews(output.rid, list(output.new_token_ids), details)

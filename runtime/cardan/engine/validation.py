@@ -1,0 +1,246 @@
+"""Checks a request before it leaves the frontend: ranges, ids, patterns, and what the platform can do.
+
+It knows no queue and no pool: how long a prompt may be is the scheduler's to say.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+
+from cardan.engine.api import GenerateRequest
+from cardan.engine.messages import FeatureAnswer
+from cardan.errors import RequestError
+from cardan.platform import Feature
+from cardan.text.stops import validate_stop_regex
+from cardan.types import LogprobParams, SamplingParams
+
+MAX_CHOICES = 128
+"""Most choices of one request."""
+MAX_STOPS = 64
+"""Most stop strings, and most stop patterns, of one request."""
+MAX_STOP_CHARACTERS = 1024
+"""Longest stop string or pattern."""
+MAX_TOP_LOGPROBS = 128
+"""Most alternatives at one position."""
+MAX_RID_CHARACTERS = 256
+"""Longest request id."""
+
+REQUEST_FEATURES = (
+    Feature.SAMPLING,
+    Feature.PENALTIES,
+    Feature.LOGIT_BIAS,
+    Feature.LOGPROBS,
+    Feature.PROMPT_LOGPROBS,
+)
+"""Capabilities that depend on what a request asks for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestLimits:
+    """What requests are checked against.
+
+    Attributes:
+        vocab_size: ids are below it.
+        platform: its name, for messages.
+        lacking: features of ``REQUEST_FEATURES`` that the platform lacks.
+    """
+
+    vocab_size: int
+    platform: str
+    lacking: Mapping[str, FeatureAnswer] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class _Range:
+    """Bounds of a number, both included but where ``above`` is given."""
+
+    low: float
+    high: float
+    words: str
+    exclusive_low: bool = False
+
+    def holds(self, value: float) -> bool:
+        above = value > self.low if self.exclusive_low else value >= self.low
+        return above and value <= self.high
+
+
+_RANGES: dict[str, _Range] = {
+    "temperature": _Range(0.0, 100.0, "between 0 and 100"),
+    "top_p": _Range(0.0, 1.0, "above 0 and at most 1", exclusive_low=True),
+    "min_p": _Range(0.0, 1.0, "between 0 and 1"),
+    "frequency_penalty": _Range(-2.0, 2.0, "between -2 and 2"),
+    "presence_penalty": _Range(-2.0, 2.0, "between -2 and 2"),
+    "repetition_penalty": _Range(0.0, 2.0, "above 0 and at most 2", exclusive_low=True),
+}
+_COUNTS: dict[str, _Range] = {
+    "max_new_tokens": _Range(0, 2**31 - 1, "between 0 and 2147483647"),
+    "min_new_tokens": _Range(0, 2**31 - 1, "between 0 and 2147483647"),
+    "n": _Range(1, MAX_CHOICES, f"between 1 and {MAX_CHOICES}"),
+}
+
+
+def check_request(request: GenerateRequest, limits: RequestLimits) -> None:
+    """Check everything that needs no tokenizer.
+
+    Raises:
+        RequestError: with ``param`` set, what is wrong and what is expected.
+    """
+    if (request.text is None) == (request.input_ids is None):
+        given = "neither" if request.text is None else "both"
+        raise RequestError(f"A request needs either text or input_ids, got {given}.", param="text")
+    if request.rid is not None and not 0 < len(request.rid) <= MAX_RID_CHARACTERS:
+        raise RequestError(
+            f"rid must have between 1 and {MAX_RID_CHARACTERS} characters, got {len(request.rid)}.", param="rid"
+        )
+    if not isinstance(request.priority, int) or abs(request.priority) > 2**31 - 1:
+        raise RequestError(f"priority must be a 32-bit whole number, got {request.priority!r}.", param="priority")
+    check_sampling(request.sampling, limits.vocab_size)
+    _check_logprobs(request.logprobs, limits.vocab_size)
+    _check_features(request, limits)
+
+
+def check_prompt(request: GenerateRequest, prompt_ids: tuple[int, ...], limits: RequestLimits) -> None:
+    """Check the token ids of a prompt.
+
+    Raises:
+        RequestError: the prompt is empty, has ids out of range, or is shorter than the logprobs ask.
+    """
+    param = "text" if request.input_ids is None else "input_ids"
+    if not prompt_ids:
+        raise RequestError("The prompt has no tokens. Send at least one.", param=param)
+    _check_ids(param, prompt_ids, limits.vocab_size)
+    start = request.logprobs.prompt_start
+    if start is not None and start > len(prompt_ids):
+        raise RequestError(
+            f"Prompt logprobs are wanted from position {start}, but the prompt has {len(prompt_ids)} tokens. "
+            "Ask for an earlier position.",
+            param="logprob_start_len",
+        )
+
+
+def check_sampling(params: SamplingParams, vocab_size: int) -> None:
+    """Check sampling parameters.
+
+    Raises:
+        RequestError: a value is out of range, not a number, or contradicts another.
+    """
+    for name, bounds in _RANGES.items():
+        _check_number(name, getattr(params, name), bounds, whole=False)
+    for name, bounds in _COUNTS.items():
+        _check_number(name, getattr(params, name), bounds, whole=True)
+    _check_number(
+        "top_k", params.top_k, _Range(-1, 2**31 - 1, "-1 for the whole vocabulary, or at least 1"), whole=True
+    )
+    if params.top_k == 0:
+        raise RequestError("top_k must be -1 for the whole vocabulary, or at least 1, got 0.", param="top_k")
+    if params.min_new_tokens > params.max_new_tokens:
+        raise RequestError(
+            f"min_new_tokens is {params.min_new_tokens}, more than max_new_tokens {params.max_new_tokens}. "
+            "Raise the one or lower the other.",
+            param="min_new_tokens",
+        )
+    if params.seed is not None:
+        _check_number("seed", params.seed, _Range(-(2**63), 2**64 - 1, "a 64-bit number"), whole=True)
+    _check_stops(params, vocab_size)
+    _check_bias(params.logit_bias, vocab_size)
+
+
+def _check_number(name: str, value: object, bounds: _Range, *, whole: bool) -> None:
+    kind = int if whole else (int, float)
+    if isinstance(value, bool) or not isinstance(value, kind):
+        expected = "a whole number" if whole else "a number"
+        raise RequestError(f"{name} must be {expected}, got {value!r}.", param=name)
+    assert isinstance(value, (int, float))
+    if not math.isfinite(value) or not bounds.holds(value):
+        raise RequestError(f"{name} must be {bounds.words}, got {value}.", param=name)
+
+
+def _check_ids(name: str, ids: Iterable[object], vocab_size: int) -> None:
+    for token in ids:
+        if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < vocab_size:
+            raise RequestError(
+                f"{name} holds {token!r}, expected token ids between 0 and {vocab_size - 1}.", param=name
+            )
+
+
+def _check_stops(params: SamplingParams, vocab_size: int) -> None:
+    _check_strings("stop", params.stop)
+    _check_strings("stop_regex", params.stop_regex, validate_stop_regex)
+    _check_ids("stop_token_ids", params.stop_token_ids, vocab_size)
+
+
+def _check_strings(name: str, values: tuple[str, ...], check: Callable[[str], None] | None = None) -> None:
+    if len(values) > MAX_STOPS:
+        raise RequestError(f"{name} may have at most {MAX_STOPS} entries, got {len(values)}.", param=name)
+    for value in values:
+        if not isinstance(value, str) or not 0 < len(value) <= MAX_STOP_CHARACTERS:
+            raise RequestError(
+                f"{name} entries must be texts of 1 to {MAX_STOP_CHARACTERS} characters, got {str(value)[:50]!r}.",
+                param=name,
+            )
+        if check is not None:
+            check(value)
+
+
+def _check_bias(bias: Mapping[int, float], vocab_size: int) -> None:
+    _check_ids("logit_bias", bias, vocab_size)
+    for token, value in bias.items():
+        number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if not number or math.isnan(value) or value > 1e6:
+            raise RequestError(
+                f"logit_bias of token {token} must be a number up to 1e6 (-inf forbids), got {value!r}.",
+                param="logit_bias",
+            )
+
+
+def _check_logprobs(wanted: LogprobParams, vocab_size: int) -> None:
+    most = min(MAX_TOP_LOGPROBS, vocab_size)
+    _check_number("top_logprobs_num", wanted.top, _Range(0, most, f"between 0 and {most}"), whole=True)
+    _check_ids("token_ids_logprob", wanted.token_ids, vocab_size)
+    if len(wanted.token_ids) > MAX_TOP_LOGPROBS:
+        raise RequestError(
+            f"token_ids_logprob may have at most {MAX_TOP_LOGPROBS} ids, got {len(wanted.token_ids)}.",
+            param="token_ids_logprob",
+        )
+    if wanted.prompt_start is not None:
+        bounds = _Range(0, 2**31 - 1, "a position in the prompt")
+        _check_number("logprob_start_len", wanted.prompt_start, bounds, whole=True)
+
+
+def _asked_features(request: GenerateRequest) -> dict[Feature, str]:
+    """Features that a request needs, each with the field that asks for it."""
+    params = request.sampling
+    penalties = {
+        "frequency_penalty": params.frequency_penalty != 0,
+        "presence_penalty": params.presence_penalty != 0,
+        "repetition_penalty": params.repetition_penalty != 1,
+    }
+    asked: dict[Feature, str] = {}
+    if params.temperature > 0 and params.top_k != 1:
+        asked[Feature.SAMPLING] = "temperature"
+    for name, given in penalties.items():
+        if given:
+            asked[Feature.PENALTIES] = name
+    if params.logit_bias:
+        asked[Feature.LOGIT_BIAS] = "logit_bias"
+    if params.min_new_tokens:
+        asked.setdefault(Feature.LOGIT_BIAS, "min_new_tokens")
+    if request.logprobs.output:
+        asked[Feature.LOGPROBS] = "return_logprob"
+    if request.logprobs.prompt_start is not None:
+        asked[Feature.PROMPT_LOGPROBS] = "logprob_start_len"
+    return asked
+
+
+def _check_features(request: GenerateRequest, limits: RequestLimits) -> None:
+    for feature, param in _asked_features(request).items():
+        lacking = limits.lacking.get(str(feature))
+        if lacking is not None:
+            raise RequestError(
+                f"{param} needs {feature}, which platform {limits.platform!r} does not support: {lacking.reason}. "
+                f"{lacking.alternative or f'Drop {param}.'}",
+                param=param,
+                code="unsupported_on_platform",
+            )
