@@ -1,0 +1,212 @@
+"""Runs engine requests for a route: several prompts at once, what each choice has so far, aborts on disconnect.
+
+It knows neither API's form of a response.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import AsyncGenerator, Coroutine, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeVar, cast
+
+from starlette.requests import ClientDisconnect, Request
+from starlette.types import Receive
+
+from cardan.engine.api import GenerateOutput, GenerateRequest
+from cardan.server.replies import GenerationError
+from cardan.server.state import ServerState
+from cardan.types import FinishKind, FinishReason, TokenLogprobs
+
+logger = logging.getLogger("cardan.server")
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What one HTTP request asks of the engine.
+
+    Attributes:
+        request_id: the id that the client knows.
+        requests: one per prompt; each has an id of its own.
+        created: Unix time in whole seconds.
+    """
+
+    request_id: str
+    requests: tuple[GenerateRequest, ...]
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    @property
+    def engine_ids(self) -> tuple[str, ...]:
+        """The ids that the engine knows."""
+        return tuple(request.rid or "" for request in self.requests)
+
+
+class Taker(Protocol):
+    """What takes the outputs of one choice."""
+
+    def add(self, output: GenerateOutput) -> None:
+        """Take the next output."""
+
+
+@dataclass(slots=True)
+class Choice:
+    """All that one choice of one prompt has given so far."""
+
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs | None] = field(default_factory=list)
+    prompt_logprobs: tuple[TokenLogprobs | None, ...] = ()
+    prompt_token_ids: tuple[int, ...] = ()
+    finish_reason: FinishReason | None = None
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cached_tokens: int = 0
+    max_new_tokens_clamped: int | None = None
+
+    def add(self, output: GenerateOutput) -> None:
+        """Take the next output of this choice."""
+        self.text += output.text
+        self.token_ids.extend(output.token_ids)
+        self.logprobs.extend(output.logprobs)
+        if output.prompt_logprobs:
+            self.prompt_logprobs = output.prompt_logprobs
+            self.prompt_token_ids = output.prompt_token_ids
+        if output.finish_reason is not None:
+            self.finish_reason = output.finish_reason
+        self.prompt_tokens = output.prompt_tokens
+        self.completion_tokens = output.completion_tokens
+        self.cached_tokens = output.cached_tokens
+        self.max_new_tokens_clamped = output.max_new_tokens_clamped
+
+
+def new_choices(job: Job) -> list[list[Choice]]:
+    """Empty choices, by prompt and choice."""
+    return [[Choice() for _ in range(request.sampling.n)] for request in job.requests]
+
+
+async def run_job(state: ServerState, job: Job) -> AsyncGenerator[tuple[int, GenerateOutput], None]:
+    """Outputs of all prompts as they come, each with the index of its prompt. Closing it aborts what still runs.
+
+    Raises:
+        RequestError: a prompt was refused (the others are aborted).
+        QueueFullError: too many requests wait.
+        EngineDeadError: a process of the engine ended.
+    """
+    with state.opened(job.request_id, job.engine_ids):
+        outputs = _run_one(state, job.requests[0]) if len(job.requests) == 1 else _run_many(state, job.requests)
+        async with contextlib.aclosing(outputs):
+            async for index, output in outputs:
+                yield index, output
+                if output.finish_reason is not None and state.config.server.log_requests:
+                    _log_end(output)
+
+
+def _log_end(output: GenerateOutput) -> None:
+    reason = output.finish_reason.kind.value if output.finish_reason else "unknown"
+    logger.info(
+        "request %s choice %d: %s, prompt %d, cached %d, output %d tokens, queued %.3f s, first token %.3f s, %.3f s",
+        output.rid,
+        output.index,
+        reason,
+        output.prompt_tokens,
+        output.cached_tokens,
+        output.completion_tokens,
+        output.times.queue_s,
+        output.times.first_token_s or 0.0,
+        output.times.e2e_s,
+    )
+
+
+def _open(state: ServerState, request: GenerateRequest) -> AsyncGenerator[GenerateOutput, None]:
+    # The protocol promises an iterator whose closing aborts the request: an async generator.
+    return cast("AsyncGenerator[GenerateOutput, None]", state.engine.generate(request))
+
+
+async def _run_one(state: ServerState, request: GenerateRequest) -> AsyncGenerator[tuple[int, GenerateOutput], None]:
+    observer = state.metrics.observer()
+    async with contextlib.aclosing(_open(state, request)) as outputs:
+        async for output in outputs:
+            observer.see(output)
+            yield 0, output
+
+
+async def _run_many(
+    state: ServerState, requests: Sequence[GenerateRequest]
+) -> AsyncGenerator[tuple[int, GenerateOutput], None]:
+    queue: asyncio.Queue[tuple[int, GenerateOutput] | Exception | None] = asyncio.Queue()
+
+    async def pump(index: int, request: GenerateRequest) -> None:
+        try:
+            async with contextlib.aclosing(_run_one(state, request)) as outputs:
+                async for _, output in outputs:
+                    queue.put_nowait((index, output))
+            queue.put_nowait(None)
+        except Exception as error:  # noqa: BLE001 - handed to the reader of the queue, which raises it
+            queue.put_nowait(error)
+
+    tasks = [asyncio.create_task(pump(index, request)) for index, request in enumerate(requests)]
+    try:
+        remaining = len(tasks)
+        while remaining:
+            item = await queue.get()
+            if isinstance(item, Exception):
+                raise item
+            if item is None:
+                remaining -= 1
+            else:
+                yield item
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def run_to_end(state: ServerState, job: Job, takers: Sequence[Sequence[Taker]]) -> None:
+    """Run a job to its end; ``takers``, by prompt and choice, get its outputs."""
+    async with contextlib.aclosing(run_job(state, job)) as outputs:
+        async for index, output in outputs:
+            takers[index][output.index].add(output)
+
+
+def check_failed(reason: FinishReason | None) -> None:
+    """Raise when the engine ended a choice with an error.
+
+    Raises:
+        GenerationError: it did.
+    """
+    if reason is not None and reason.kind is FinishKind.ERROR:
+        raise GenerationError(reason.message or "The engine ended this request with an error.")
+
+
+async def until_disconnect(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
+    """Run ``work``; cancel it when the client leaves. The body must have been read.
+
+    Raises:
+        ClientDisconnect: the client left.
+    """
+    task = asyncio.ensure_future(work)
+    watcher = asyncio.ensure_future(_wait_for_disconnect(receive))
+    try:
+        await asyncio.wait({task, watcher}, return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            return task.result()
+        raise ClientDisconnect
+    finally:
+        for future in (task, watcher):
+            future.cancel()
+        await asyncio.gather(task, watcher, return_exceptions=True)
+
+
+async def _wait_for_disconnect(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def answer(request: Request, work: Coroutine[Any, Any, T]) -> T:
+    """``until_disconnect`` for a route."""
+    return await until_disconnect(request.receive, work)

@@ -1,0 +1,75 @@
+"""``/health``, ``/ready``, ``/health_generate`` and ``/metrics``: how the server is.
+
+It knows no API of models.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import uuid
+
+from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.requests import Request
+from starlette.responses import Response
+
+from cardan.engine.api import GenerateRequest
+from cardan.errors import EngineDeadError
+from cardan.server.generation import Job, answer, run_job
+from cardan.server.replies import GenerationError, JsonResponse
+from cardan.server.state import ServerState, state_of
+from cardan.types import FinishKind, SamplingParams
+
+PROBE_TIMEOUT_S = 20.0
+
+
+async def health(request: Request) -> Response:
+    """Whether the process and the engine live. It generates nothing and asks the engine nothing."""
+    if state_of(request).engine.alive:
+        return JsonResponse({"status": "ok"})
+    return JsonResponse({"status": "engine dead"}, status_code=503)
+
+
+async def ready(request: Request) -> Response:
+    """Whether new requests are taken."""
+    state = state_of(request)
+    if not state.engine.alive:
+        return JsonResponse({"status": "engine dead"}, status_code=503)
+    if state.draining:
+        return JsonResponse({"status": "shutting down"}, status_code=503)
+    return JsonResponse({"status": "ok"})
+
+
+async def health_generate(request: Request) -> Response:
+    """Generate one token. A busy engine that makes progress is healthy, even when the probe times out."""
+    state = state_of(request)
+    state.check_accepting()
+    before = (await state.engine.stats()).totals.get("generated_tokens", 0)
+    try:
+        async with asyncio.timeout(request.app.state.probe_timeout_s):
+            await answer(request, _probe(state))
+    except TimeoutError:
+        after = (await state.engine.stats()).totals.get("generated_tokens", 0)
+        if after > before:
+            return JsonResponse({"status": "busy", "generated_tokens": after - before})
+        return JsonResponse({"status": "no token in time"}, status_code=503)
+    return JsonResponse({"status": "ok"})
+
+
+async def _probe(state: ServerState) -> None:
+    rid = f"health-{uuid.uuid4().hex}"
+    token = state.engine.tokenizer.bos_id or 0
+    sampling = SamplingParams(max_new_tokens=1, temperature=0.0)
+    job = Job(rid, (GenerateRequest(input_ids=(token,), sampling=sampling, rid=rid),))
+    async with contextlib.aclosing(run_job(state, job)) as outputs:
+        async for _, output in outputs:
+            if output.finish_reason is not None and output.finish_reason.kind is FinishKind.ERROR:
+                raise GenerationError(output.finish_reason.message or "The engine ended the probe with an error.")
+
+
+async def metrics(request: Request) -> Response:
+    """Prometheus' text format."""
+    state = state_of(request)
+    if not state.engine.alive:
+        raise EngineDeadError("A process of the engine ended; there are no metrics any more.")
+    return Response(state.metrics.render(await state.engine.stats()), media_type=CONTENT_TYPE_LATEST)

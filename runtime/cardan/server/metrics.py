@@ -1,0 +1,140 @@
+"""Prometheus metrics: gauges and totals read from the engine, histograms of what clients see.
+
+Every metric here moves; a test makes each one move. It knows no route.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from cardan.engine.api import EngineStats, GenerateOutput
+
+LATENCY_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
+TOKEN_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1, 2)
+
+_TOTALS = {
+    "prompt_tokens": "Prompt tokens of admitted requests.",
+    "cached_prompt_tokens": "Prompt tokens that came from the prefix cache.",
+    "generated_tokens": "Output tokens.",
+    "requests": "Requests that the scheduler took.",
+    "aborted_requests": "Requests that were aborted.",
+    "failed_requests": "Requests that ended with an error.",
+    "retractions": "How often a running request lost its KV and was queued again.",
+    "prefill_batches": "Prefill passes.",
+    "decode_steps": "Decode passes.",
+    "graph_replays": "Passes that replayed a captured graph.",
+}
+_NAMES = {
+    "cached_prompt_tokens": "cached_tokens",
+    "generated_tokens": "generation_tokens",
+    "requests": "scheduled_requests",
+    "retractions": "num_retractions",
+}
+
+
+class _EngineCollector(Collector):
+    """Shows the engine's latest stats at each scrape."""
+
+    def __init__(self) -> None:
+        self.stats = EngineStats()
+
+    def collect(self) -> Iterable[Metric]:
+        """Gauges, then totals."""
+        yield from self._gauges()
+        yield from self._totals()
+
+    def _gauges(self) -> Iterator[Metric]:
+        stats = self.stats
+        usage = stats.used_tokens / stats.max_total_tokens if stats.max_total_tokens else 0.0
+        for name, text, value in (
+            ("num_running_reqs", "Requests in the running set.", stats.num_running),
+            ("num_queue_reqs", "Requests that wait.", stats.num_queued),
+            ("num_used_tokens", "KV slots that running requests hold.", stats.used_tokens),
+            ("num_evictable_tokens", "KV slots of cached prefixes that nobody uses now.", stats.cached_tokens),
+            ("token_usage", "Share of the KV pool that running requests hold, from 0 to 1.", usage),
+            ("gen_throughput", "Output tokens per second over the last interval.", stats.gen_throughput),
+        ):
+            yield GaugeMetricFamily(f"cardan:{name}", text, value=value)
+
+    def _totals(self) -> Iterator[Metric]:
+        fallbacks = CounterMetricFamily("cardan:fallbacks", "Slower paths taken, by reason.", labels=["reason"])
+        for key, value in self.stats.totals.items():
+            if key.startswith("fallback:"):
+                fallbacks.add_metric([key.removeprefix("fallback:")], value)
+            elif key in _TOTALS:
+                yield CounterMetricFamily(f"cardan:{_NAMES.get(key, key)}", _TOTALS[key], value=value)
+        if fallbacks.samples:
+            yield fallbacks
+
+
+class ServerMetrics:
+    """The metrics of one server, in a registry of their own."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self._engine = _EngineCollector()
+        self.registry.register(self._engine)
+        self._finished = Counter(
+            "cardan:finished_requests", "Choices that ended, by reason.", ["finish_reason"], registry=self.registry
+        )
+        self._first_token = self._histogram("time_to_first_token_seconds", "From arrival to the first token.")
+        self._between = self._histogram(
+            "inter_token_latency_seconds", "Between output tokens of a request.", TOKEN_BUCKETS_S
+        )
+        self._end_to_end = self._histogram("e2e_request_latency_seconds", "From arrival to the last token.")
+        self._queue = self._histogram("queue_time_seconds", "Waiting before the first prefill pass.")
+
+    def _histogram(self, name: str, text: str, buckets: tuple[float, ...] = LATENCY_BUCKETS_S) -> Histogram:
+        return Histogram(f"cardan:{name}", text, buckets=buckets, registry=self.registry)
+
+    def observer(self) -> RequestObserver:
+        """What watches the outputs of one request."""
+        return RequestObserver(self)
+
+    def observe_first_token(self, output: GenerateOutput) -> None:
+        """Count the first token of a choice."""
+        if output.times.first_token_s is not None:
+            self._first_token.observe(output.times.first_token_s)
+        self._queue.observe(output.times.queue_s)
+
+    def observe_gap(self, seconds: float, num_tokens: int) -> None:
+        """Count the time that passed for ``num_tokens`` further tokens of a choice."""
+        for _ in range(num_tokens):
+            self._between.observe(seconds / num_tokens)
+
+    def observe_end(self, output: GenerateOutput) -> None:
+        """Count a choice that ended."""
+        if output.finish_reason is not None:
+            self._finished.labels(output.finish_reason.kind.value).inc()
+        self._end_to_end.observe(output.times.e2e_s)
+
+    def render(self, stats: EngineStats) -> bytes:
+        """The text that ``/metrics`` answers with."""
+        self._engine.stats = stats
+        return generate_latest(self.registry)
+
+
+class RequestObserver:
+    """Feeds the histograms from the outputs of one request; its choices are told apart."""
+
+    def __init__(self, metrics: ServerMetrics) -> None:
+        self._metrics = metrics
+        self._last_s: dict[int, float] = {}
+
+    def see(self, output: GenerateOutput) -> None:
+        """Take one output."""
+        now_s = time.monotonic()
+        if output.token_ids:
+            before_s = self._last_s.get(output.index)
+            if before_s is None:
+                self._metrics.observe_first_token(output)
+            else:
+                self._metrics.observe_gap(now_s - before_s, len(output.token_ids))
+            self._last_s[output.index] = now_s
+        if output.finish_reason is not None:
+            self._metrics.observe_end(output)

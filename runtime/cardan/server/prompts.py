@@ -1,0 +1,38 @@
+"""Prompts of requests: token ids are checked, text is encoded away from the event loop when it is long.
+
+It knows no route.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from cardan.errors import RequestError
+from cardan.server.sampling import check_token_ids
+from cardan.text.tokenizer import Tokenizer
+
+MAX_PROMPTS = 1024
+"""Most prompts of one HTTP request."""
+
+LONG_TEXT = 4096
+"""Texts beyond this many characters are encoded in a thread, so that other requests go on."""
+
+
+def check_prompt_ids(value: object, vocab_size: int, param: str) -> tuple[int, ...]:
+    """Token ids of one prompt.
+
+    Raises:
+        RequestError: it is no list of ids, or an id lies outside the vocabulary.
+    """
+    if not isinstance(value, list) or not all(type(item) is int for item in value):
+        raise RequestError(f"'{param}' must be a list of token ids, or a list of such lists.", param=param)
+    ids = tuple(value)
+    check_token_ids(ids, vocab_size, param)
+    return ids
+
+
+async def encode_prompt(tokenizer: Tokenizer, text: str, *, add_special_tokens: bool = True) -> tuple[int, ...]:
+    """Token ids of a text."""
+    if len(text) <= LONG_TEXT:
+        return tuple(tokenizer.encode(text, add_special_tokens=add_special_tokens))
+    return tuple(await asyncio.to_thread(tokenizer.encode, text, add_special_tokens=add_special_tokens))

@@ -1,0 +1,261 @@
+"""Runs a server: binds the port, starts the engine, serves, drains on a signal, and says how it ended.
+
+It prints nothing; the caller learns of readiness by a callback and of the end by the exit code.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import socket
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+import uvicorn
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from cardan.config import EngineConfig, ServerConfig
+from cardan.engine.api import AsyncEngine, EngineInfo
+from cardan.errors import ConfigError
+from cardan.server.app import create_app
+from cardan.server.replies import ErrorReply
+from cardan.server.state import ServerState
+
+logger = logging.getLogger("cardan.server")
+
+EXIT_OK = 0
+EXIT_ENGINE_DIED = 1
+ABORT_GRACE_S = 2.0
+"""How long aborted requests get to write their last words."""
+
+WATCH_INTERVAL_S = 0.1
+
+
+class ServedEngine(AsyncEngine, Protocol):
+    """An engine that can be closed."""
+
+    async def close(self) -> None:
+        """End all its processes."""
+
+
+StartEngine = Callable[[EngineConfig], Awaitable[ServedEngine]]
+
+
+@dataclass(frozen=True, slots=True)
+class ServingInfo:
+    """Where a ready server listens, and what it serves.
+
+    Attributes:
+        host: address it is bound to.
+        port: the real port, also where the configuration says 0.
+        engine: what is served.
+    """
+
+    host: str
+    port: int
+    engine: EngineInfo
+
+    @property
+    def url(self) -> str:
+        """Base URL for clients on this machine."""
+        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host, self.host)
+        return f"http://[{host}]:{self.port}" if ":" in host else f"http://{host}:{self.port}"
+
+
+def serve(
+    config: EngineConfig,
+    *,
+    on_ready: Callable[[ServingInfo], None] | None = None,
+    start_engine: StartEngine | None = None,
+) -> int:
+    """Serve until a signal or the death of the engine.
+
+    SIGTERM or SIGINT stops taking requests, lets running ones finish for ``drain_timeout_s`` and ends with 0;
+    a second signal stops at once. While the model loads every request gets a 503.
+
+    Args:
+        config: everything.
+        on_ready: called once, when requests are taken.
+        start_engine: starts the engine; by default the one of ``cardan.engine``.
+
+    Returns:
+        The exit code: 0 after a signal, 1 when the engine died.
+
+    Raises:
+        ConfigError: the port cannot be bound (before any weight is loaded).
+        CardanError: the engine did not start.
+    """
+    sock = bind_socket(config.server)
+    try:
+        return asyncio.run(_Serving(config, sock, on_ready, start_engine or _start_frontend).run())
+    finally:
+        sock.close()
+
+
+async def _start_frontend(config: EngineConfig) -> ServedEngine:
+    from cardan.engine import Frontend
+
+    return await Frontend.start(config)
+
+
+def bind_socket(server: ServerConfig) -> socket.socket:
+    """A socket that listens on the configured address.
+
+    Raises:
+        ConfigError: the address is taken, not of this machine, or not allowed.
+    """
+    family = socket.AF_INET6 if ":" in server.host else socket.AF_INET
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind((server.host, server.port))
+        # Listening now makes a second server fail at once, before it loads weights too.
+        sock.listen(2048)
+    except OSError as error:
+        sock.close()
+        raise ConfigError(
+            f"Cannot listen on --host {server.host} --port {server.port}: {error.strerror or error}. "
+            "Stop what uses it, or pass another --port (0 takes a free one)."
+        ) from error
+    sock.setblocking(False)
+    return sock
+
+
+class _UvicornServer(uvicorn.Server):
+    """uvicorn without its own handling of signals."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leave signals to the caller."""
+        yield
+
+
+class _Gate:
+    """ASGI application that answers 503 until the real one is there."""
+
+    def __init__(self) -> None:
+        self.app: ASGIApp | None = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if self.app is not None:
+            await self.app(scope, receive, send)
+        elif scope["type"] == "http":
+            reply = ErrorReply(
+                status=503,
+                message="The model is still loading.",
+                kind="server_error",
+                code="loading",
+                headers={"Retry-After": "5"},
+            )
+            await reply.response()(scope, receive, send)
+
+
+class _Serving:
+    """One run of ``serve``."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        sock: socket.socket,
+        on_ready: Callable[[ServingInfo], None] | None,
+        start_engine: StartEngine,
+    ) -> None:
+        self._config = config
+        self._sock = sock
+        self._on_ready = on_ready
+        self._start_engine = start_engine
+        self._gate = _Gate()
+        self._uvicorn = _UvicornServer(
+            uvicorn.Config(
+                self._gate,
+                log_config=None,
+                access_log=False,
+                lifespan="off",
+                ws="none",
+                server_header=False,
+                timeout_graceful_shutdown=int(ABORT_GRACE_S) + 1,
+            )
+        )
+        self._stop = asyncio.Event()
+        self._stop_now = asyncio.Event()
+        self._exit_code = EXIT_OK
+
+    async def run(self) -> int:
+        """Serve to the end; returns the exit code."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._on_signal)
+        http = asyncio.create_task(self._uvicorn.serve(sockets=[self._sock]))
+        try:
+            await self._serve_engine()
+        finally:
+            self._uvicorn.should_exit = True
+            await http
+            for number in (signal.SIGTERM, signal.SIGINT):
+                loop.remove_signal_handler(number)
+        return self._exit_code
+
+    def _on_signal(self) -> None:
+        if self._stop.is_set():
+            logger.warning("A second signal: stopping at once")
+            self._stop_now.set()
+            self._uvicorn.force_exit = True
+        self._stop.set()
+
+    async def _serve_engine(self) -> None:
+        starting = asyncio.ensure_future(self._start_engine(self._config))
+        stopped = asyncio.create_task(self._stop.wait())
+        await asyncio.wait({starting, stopped}, return_when=asyncio.FIRST_COMPLETED)
+        stopped.cancel()
+        if not starting.done():
+            starting.cancel()
+            await asyncio.gather(starting, return_exceptions=True)
+            return
+        engine = await starting
+        try:
+            await self._serve_until_stopped(engine)
+        finally:
+            self._uvicorn.should_exit = True
+            await engine.close()
+
+    async def _serve_until_stopped(self, engine: ServedEngine) -> None:
+        app = create_app(engine, self._config)
+        state: ServerState = app.state.server
+        self._gate.app = app
+        while not self._uvicorn.started:
+            await asyncio.sleep(0.005)
+        host, port = self._sock.getsockname()[:2]
+        logger.info("Serving %s on %s port %d", engine.info.model_name, host, port)
+        if self._on_ready is not None:
+            self._on_ready(ServingInfo(host, port, engine.info))
+        while engine.alive and not self._stop.is_set():
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._stop.wait(), WATCH_INTERVAL_S)
+        state.draining = True
+        if engine.alive:
+            await self._drain(engine, state)
+        if not engine.alive:
+            logger.error("A process of the engine ended; the server stops")
+            self._exit_code = EXIT_ENGINE_DIED
+            await state.wait_until_idle(ABORT_GRACE_S)
+
+    async def _drain(self, engine: ServedEngine, state: ServerState) -> None:
+        logger.info("Stopping: %d open requests may finish", state.num_open)
+        idle = asyncio.create_task(self._wait_for_end(engine, state))
+        now = asyncio.create_task(self._stop_now.wait())
+        await asyncio.wait({idle, now}, return_when=asyncio.FIRST_COMPLETED)
+        for task in (idle, now):
+            task.cancel()
+        await asyncio.gather(idle, now, return_exceptions=True)
+
+    async def _wait_for_end(self, engine: ServedEngine, state: ServerState) -> None:
+        deadline = asyncio.get_running_loop().time() + self._config.server.drain_timeout_s
+        while state.num_open and engine.alive and asyncio.get_running_loop().time() < deadline:
+            await state.wait_until_idle(WATCH_INTERVAL_S)
+        if state.num_open and engine.alive:
+            logger.warning("Stopping: %d requests are aborted after the drain time", state.num_open)
+            await engine.abort(None)
+            await state.wait_until_idle(ABORT_GRACE_S)

@@ -1,0 +1,141 @@
+"""What all routes of one server share: the engine, the configuration, metrics, and the requests that are open.
+
+It knows no route and no HTTP.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+
+from cardan.config import EngineConfig
+from cardan.engine.api import AsyncEngine
+from cardan.errors import RequestError, UnknownModelError
+from cardan.server.bodies import shorten
+from cardan.server.metrics import ServerMetrics
+
+
+@dataclass(slots=True)
+class ServerState:
+    """One server's shared state.
+
+    Attributes:
+        engine: what answers.
+        config: as given at the start.
+        metrics: what ``/metrics`` shows.
+        created: Unix time of the start, in whole seconds.
+        draining: set when no new requests are taken any more.
+        open_ids: engine request ids by the id that the client knows; one client id may stand for several prompts.
+        num_open: HTTP requests that generate right now.
+    """
+
+    engine: AsyncEngine
+    config: EngineConfig
+    metrics: ServerMetrics
+    created: int = field(default_factory=lambda: int(time.time()))
+    draining: bool = False
+    open_ids: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    num_open: int = 0
+
+    @property
+    def model_name(self) -> str:
+        """The name that requests use."""
+        return self.engine.info.model_name
+
+    def check_accepting(self) -> None:
+        """Refuse new work while shutting down.
+
+        Raises:
+            HTTPException: 503.
+        """
+        if self.draining:
+            raise HTTPException(
+                503,
+                "The server is shutting down and takes no new requests.",
+                headers={"Retry-After": "5", "Connection": "close"},
+            )
+
+    def check_model(self, name: str | None) -> None:
+        """Check the model that a request names; a missing or empty name means the served one.
+
+        Raises:
+            UnknownModelError: it is another.
+        """
+        if name and name != self.model_name:
+            raise UnknownModelError(
+                f"The model '{shorten(name)}' does not exist here; this server serves '{self.model_name}'.",
+                param="model",
+                code="model_not_found",
+            )
+
+    def check_scheduling(self, priority: int, routing_key: str | None) -> None:
+        """Refuse a priority or routing key that would have no effect.
+
+        Raises:
+            RequestError: priority scheduling, or the routing-key policy, is off.
+        """
+        scheduler = self.config.scheduler
+        if priority and not scheduler.enable_priority_scheduling:
+            raise RequestError(
+                f"'priority' is {priority}, but this server runs without priority scheduling. "
+                "Leave it out, or start the server with --enable-priority-scheduling.",
+                param="priority",
+                code="unsupported_parameter",
+            )
+        if routing_key is not None and scheduler.schedule_policy != "routing-key":
+            raise RequestError(
+                f"'routing_key' has no effect under --schedule-policy {scheduler.schedule_policy}. "
+                "Leave it out, or start the server with --schedule-policy routing-key.",
+                param="routing_key",
+                code="unsupported_parameter",
+            )
+
+    @contextlib.contextmanager
+    def opened(self, request_id: str, engine_ids: tuple[str, ...]) -> Iterator[None]:
+        """Count a request as open while the block runs, and remember which engine requests it stands for.
+
+        Raises:
+            RequestError: the id is in use.
+        """
+        if request_id in self.open_ids:
+            raise RequestError(
+                f"The request id '{shorten(request_id)}' is in use by an open request. Choose another.",
+                param="rid",
+                code="duplicate_rid",
+            )
+        self.open_ids[request_id] = engine_ids
+        self.num_open += 1
+        try:
+            yield
+        finally:
+            self.num_open -= 1
+            del self.open_ids[request_id]
+
+    async def abort(self, request_id: str | None) -> None:
+        """Abort what a client id stands for, or everything for None."""
+        if request_id is None:
+            await self.engine.abort(None)
+            return
+        for engine_id in self.open_ids.get(request_id, (request_id,)):
+            await self.engine.abort(engine_id)
+
+    async def wait_until_idle(self, timeout_s: float) -> bool:
+        """Wait until no request is open. Returns False when time ran out first."""
+        deadline = time.monotonic() + timeout_s
+        while self.num_open:
+            if time.monotonic() >= deadline:
+                return False
+            await asyncio.sleep(0.02)
+        return True
+
+
+def state_of(request: Request) -> ServerState:
+    """The state of the server that a request came to."""
+    state: ServerState = request.app.state.server
+    return state
