@@ -1,0 +1,392 @@
+"""Requests through real processes: what comes back, what is refused, and that nothing is left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+
+from cardan.engine.api import GenerateRequest
+from cardan.errors import PromptTooLongError, QueueFullError, RequestError
+from cardan.testing.null_tokens import expected_tokens
+from cardan.types import FinishKind, LogprobParams, SamplingParams
+
+
+def request(prompt=(1, 2, 3), logprobs=None, rid=None, **sampling) -> GenerateRequest:
+    sampling = {"max_new_tokens": 8, "temperature": 0.0, **sampling}
+    return GenerateRequest(
+        input_ids=tuple(prompt), sampling=SamplingParams(**sampling), logprobs=logprobs or LogprobParams(), rid=rid
+    )
+
+
+async def collect(frontend, wanted):
+    return [output async for output in frontend.generate(wanted)]
+
+
+def ids(outputs, index=0):
+    return [token for output in outputs if output.index == index for token in output.token_ids]
+
+
+async def wait_idle(frontend, timeout_s=5.0):
+    deadline = time.monotonic() + timeout_s
+    while True:
+        stats = await frontend.stats()
+        if (stats.num_running, stats.num_queued) == (0, 0) and stats.used_tokens == 0:
+            return stats
+        assert time.monotonic() < deadline, stats
+        await asyncio.sleep(0.02)
+
+
+def test_many_requests_at_once_get_what_each_gets_alone(engine, vocabulary):
+    async def scenario():
+        wanted = [
+            request(
+                [index % 7, *range(index % 50 + 1)], max_new_tokens=5 + index % 40, temperature=index % 2, seed=index
+            )
+            for index in range(150)
+        ]
+        answers = await asyncio.gather(*(collect(engine.frontend, one) for one in wanted))
+        for one, outputs in zip(wanted, answers, strict=True):
+            assert ids(outputs) == expected_tokens(one.input_ids, one.sampling, vocabulary)
+            assert outputs[-1].finish_reason.kind is FinishKind.LENGTH
+            assert [output.completion_tokens for output in outputs][-1] == one.sampling.max_new_tokens
+        stats = await wait_idle(engine.frontend)
+        assert stats.totals["generated_tokens"] >= sum(one.sampling.max_new_tokens for one in wanted)
+        assert len(engine.frontend._requests) == 0
+
+    engine.run(scenario())
+
+
+def test_text_is_the_text_of_the_tokens(engine):
+    async def scenario():
+        outputs = await collect(engine.frontend, GenerateRequest(text="héllo", sampling=SamplingParams(seed=1)))
+        assert outputs[0].prompt_tokens == len("héllo".encode())
+        assert "".join(output.text for output in outputs) == bytes(
+            token for token in ids(outputs) if token < 256
+        ).decode("utf-8", "replace")
+
+    engine.run(scenario())
+
+
+def test_a_long_text_is_tokenized_beside_the_loop(engine, monkeypatch):
+    import threading
+
+    threads = []
+    tokenizer = engine.frontend.tokenizer
+    encode = type(tokenizer).encode
+    monkeypatch.setattr(
+        type(tokenizer),
+        "encode",
+        lambda self, *args: threads.append(threading.current_thread().name) or encode(self, *args),
+    )
+
+    async def scenario():
+        with pytest.raises(PromptTooLongError):
+            await collect(engine.frontend, GenerateRequest(text="x" * 5000))
+        await collect(engine.frontend, GenerateRequest(text="x", sampling=SamplingParams(max_new_tokens=1)))
+
+    engine.run(scenario())
+    assert threads[0].startswith("tokenize")
+    assert threads[1] == "cardan-engine"
+
+
+def test_n_choices_are_seeded_one_after_the_other(engine, vocabulary):
+    async def scenario():
+        outputs = await collect(engine.frontend, request(n=3, seed=2**64 - 2, temperature=1.0))
+        for index in range(3):
+            params = SamplingParams(max_new_tokens=8, temperature=1.0, seed=(2**64 - 2 + index) % 2**64)
+            assert ids(outputs, index) == expected_tokens((1, 2, 3), params, vocabulary)
+        assert {output.index for output in outputs if output.finish_reason} == {0, 1, 2}
+
+    engine.run(scenario())
+
+
+def test_logprobs_and_prompt_logprobs(engine):
+    async def scenario():
+        wanted = LogprobParams(output=True, prompt_start=1, top=2, token_ids=(7,))
+        outputs = await collect(engine.frontend, request((5, 6, 7, 8), wanted, max_new_tokens=3))
+        assert outputs[0].prompt_token_ids == (6, 7, 8)
+        assert len(outputs[0].prompt_logprobs) == 3
+        logprobs = [item for output in outputs for item in output.logprobs]
+        assert len(logprobs) == 3
+        assert all(len(item.top) == 2 and item.chosen[0][0] == 7 for item in logprobs)
+
+    engine.run(scenario())
+
+
+def test_a_prompt_is_scored_without_output(engine):
+    async def scenario():
+        wanted = LogprobParams(output=True, prompt_start=0)
+        (output,) = await collect(engine.frontend, request((5, 6, 7), wanted, max_new_tokens=0))
+        assert output.token_ids == ()
+        assert len(output.prompt_logprobs) == 3
+        assert output.finish_reason.kind is FinishKind.LENGTH
+
+    engine.run(scenario())
+
+
+def test_cached_tokens_and_times_are_reported(engine):
+    async def scenario():
+        prompt = [9] * 50
+        await collect(engine.frontend, request(prompt))
+        outputs = await collect(engine.frontend, request(prompt))
+        assert outputs[-1].cached_tokens == 49
+        times = outputs[-1].times
+        assert 0 <= times.queue_s <= times.first_token_s <= times.e2e_s
+
+    engine.run(scenario())
+
+
+def test_the_limit_on_output_is_reported(engine):
+    async def scenario():
+        stream = engine.frontend.generate(request(max_new_tokens=100_000, ignore_eos=True))
+        output = await anext(stream)
+        await stream.aclose()
+        assert 1900 < output.max_new_tokens_clamped < 2000
+
+    engine.run(scenario())
+
+
+def test_stop_strings_end_and_are_trimmed(engine, vocabulary):
+    async def scenario():
+        plain = await collect(engine.frontend, request(max_new_tokens=40))
+        text = "".join(output.text for output in plain)
+        stop = text[10:13]
+        outputs = await collect(engine.frontend, request(max_new_tokens=40, stop=(stop,)))
+        assert "".join(output.text for output in outputs) == text[: text.index(stop)]
+        assert outputs[-1].finish_reason.matched == stop
+
+    engine.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("wanted", "error", "param"),
+    [
+        (request(temperature=-1.0), RequestError, "temperature"),
+        (request((1, 260)), RequestError, "input_ids"),
+        (request(()), RequestError, "input_ids"),
+        (request(range(256), n=0), RequestError, "n"),
+        (request(stop_regex=("(",)), RequestError, "stop_regex"),
+        (request([1] * 1999), PromptTooLongError, "prompt"),
+        (GenerateRequest(text="\ud800"), RequestError, None),
+    ],
+    ids=["temperature", "ids", "empty", "n", "regex", "long", "surrogate"],
+)
+def test_wrong_requests_are_refused_and_lose_nothing(engine, wanted, error, param):
+    async def scenario():
+        before = await wait_idle(engine.frontend)
+        with pytest.raises(error) as caught:
+            await collect(engine.frontend, wanted)
+        if param is not None:
+            assert caught.value.param == param
+        assert len(engine.frontend._requests) == 0
+        after = await wait_idle(engine.frontend)
+        assert after.totals["generated_tokens"] == before.totals.get("generated_tokens", 0)
+        assert await collect(engine.frontend, request())
+
+    engine.run(scenario())
+
+
+def test_open_rids_are_refused_and_may_be_used_again(engine):
+    async def scenario():
+        first = engine.frontend.generate(request(rid="mine", max_new_tokens=500, ignore_eos=True))
+        await anext(first)
+        with pytest.raises(RequestError, match="'mine' is open already") as caught:
+            await collect(engine.frontend, request(rid="mine"))
+        assert caught.value.code == "duplicate_rid"
+        await first.aclose()
+        again = await collect(engine.frontend, request(rid="mine"))
+        assert again[-1].finish_reason.kind is FinishKind.LENGTH
+        assert again[-1].rid == "mine"
+
+    engine.run(scenario())
+
+
+def test_abort_ends_all_choices_of_a_request_and_no_other(engine):
+    async def scenario():
+        long = request(rid="long", n=2, max_new_tokens=900, ignore_eos=True)
+        other = asyncio.create_task(collect(engine.frontend, request(max_new_tokens=50)))
+        outputs = []
+        async for output in engine.frontend.generate(long):
+            outputs.append(output)
+            if len(outputs) == 3:
+                await engine.frontend.abort("unknown")
+                await engine.frontend.abort("long")
+        ends = [output.finish_reason.kind for output in outputs if output.finish_reason]
+        assert ends == [FinishKind.ABORT, FinishKind.ABORT]
+        assert (await other)[-1].finish_reason.kind is FinishKind.LENGTH
+        await wait_idle(engine.frontend)
+
+    engine.run(scenario())
+
+
+def test_abort_of_everything(engine):
+    async def scenario():
+        tasks = [
+            asyncio.create_task(collect(engine.frontend, request([index], max_new_tokens=900))) for index in range(5)
+        ]
+        await asyncio.sleep(0.1)
+        await engine.frontend.abort(None)
+        for task in tasks:
+            assert (await task)[-1].finish_reason.kind is FinishKind.ABORT
+        await wait_idle(engine.frontend)
+
+    engine.run(scenario())
+
+
+def test_a_hundred_vanished_consumers_leave_nothing(engine):
+    async def scenario():
+        async def vanish(index):
+            stream = engine.frontend.generate(request([index, 1], max_new_tokens=900, ignore_eos=True))
+            if index % 3 == 0:
+                await anext(stream)
+                await stream.aclose()
+                return
+            task = asyncio.create_task(anext(stream))
+            await asyncio.sleep(0.001 * (index % 10))
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+        await asyncio.gather(*(vanish(index) for index in range(100)))
+        gc.collect()
+        stats = await wait_idle(engine.frontend)
+        assert len(engine.frontend._requests) == 0
+        assert engine.frontend._requests._by_wire_id == {}
+        assert stats.used_tokens == 0
+        assert await engine.frontend.flush_cache()
+        assert (await engine.frontend.stats()).cached_tokens == 0
+
+    engine.run(scenario())
+
+
+def test_an_iterator_that_was_never_started_costs_nothing(engine):
+    async def scenario():
+        engine.frontend.generate(request())
+        gc.collect()
+        assert len(engine.frontend._requests) == 0
+        await wait_idle(engine.frontend)
+
+    engine.run(scenario())
+
+
+def test_the_cache_is_not_flushed_while_requests_run(engine):
+    async def scenario():
+        stream = engine.frontend.generate(request(max_new_tokens=900, ignore_eos=True))
+        await anext(stream)
+        assert not await engine.frontend.flush_cache()
+        await stream.aclose()
+        await wait_idle(engine.frontend)
+        assert await engine.frontend.flush_cache()
+
+    engine.run(scenario())
+
+
+def test_what_is_served_is_known(engine, tiny_model):
+    info = engine.frontend.info
+    assert info.model_path == str(tiny_model)
+    assert info.vocab_size == 260
+    assert info.max_total_tokens == 2000
+    assert info.max_input_tokens == 1994
+    assert info.plan["platform"] == "null"
+    assert {"weights", "total"} <= set(info.started_s)
+    assert engine.frontend.alive
+
+
+def test_an_idle_engine_uses_no_processor_time(engine):
+    engine.run(wait_idle(engine.frontend))
+    children = [psutil.Process(pid) for pid in engine.frontend.child_pids.values()]
+
+    def used():
+        return sum(sum(child.cpu_times()[:2]) for child in children)
+
+    before = used()
+    time.sleep(1.5)
+    assert used() - before <= 0.03
+
+
+def test_the_main_process_imports_neither_torch_nor_a_platform(null_config, tmp_path):
+    script = (
+        "import asyncio, sys\n"
+        "from cardan.engine import Frontend\n"
+        "from cardan.engine.options import config_from_options\n"
+        "from cardan.testing import write_tiny_model\n"
+        "from pathlib import Path\n"
+        "async def main():\n"
+        f"    model = write_tiny_model(Path({str(tmp_path / 'tiny')!r}))\n"
+        "    config = config_from_options({'platform': 'null', 'model': str(model), 'log_level': 'error'})\n"
+        "    frontend = await Frontend.start(config)\n"
+        "    folder = frontend._folder\n"
+        "    assert folder.stat().st_mode & 0o777 == 0o700, oct(folder.stat().st_mode)\n"
+        "    await frontend.close()\n"
+        "    assert not folder.exists()\n"
+        "asyncio.run(main())\n"
+        "bad = {'torch', 'transformers', 'cardan_cpu', 'cardan_torch', 'cardan.testing.null_platform'} & set(sys.modules)\n"
+        "assert not bad, bad\n"
+    )
+    # No guard against being imported again: children are fresh interpreters, not copies of this script.
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, env=os.environ)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_full_queue_is_told_apart(start_engine):
+    started = start_engine(max_queued_requests=1, max_running_requests=1, platform_options={"step_ms": 20})
+
+    async def scenario():
+        running = started.frontend.generate(request(max_new_tokens=500))
+        await anext(running)
+        waiting = asyncio.create_task(collect(started.frontend, request((4, 5))))
+        while (await started.frontend.stats()).num_queued == 0:
+            await asyncio.sleep(0.01)
+        with pytest.raises(QueueFullError, match="--max-queued-requests"):
+            await collect(started.frontend, request((6, 7)))
+        await running.aclose()
+        assert (await waiting)[-1].finish_reason.kind is FinishKind.LENGTH
+
+    started.run(scenario())
+
+
+def test_draining_takes_nothing_new_and_reports_what_remains(start_engine):
+    started = start_engine(platform_options={"step_ms": 5})
+
+    async def scenario():
+        frontend = started.frontend
+        short = asyncio.create_task(collect(frontend, request(max_new_tokens=20)))
+        long = asyncio.create_task(collect(frontend, request(rid="long", max_new_tokens=1000)))
+        await asyncio.sleep(0.05)
+        assert await frontend.drain(0.8) == ["long"]
+        with pytest.raises(QueueFullError, match="shutting down"):
+            await collect(frontend, request())
+        assert (await short)[-1].finish_reason.kind is FinishKind.LENGTH
+        await frontend.abort(None)
+        await long
+        assert await frontend.drain(1.0) == []
+
+    started.run(scenario())
+
+
+def test_stream_interval_batches_chunks(start_engine):
+    started = start_engine(stream_interval=4)
+
+    async def scenario():
+        outputs = await collect(started.frontend, request(max_new_tokens=10))
+        assert [len(output.token_ids) for output in outputs] == [1, 4, 4, 1]
+
+    started.run(scenario())
+
+
+def test_the_null_model_needs_no_files(start_engine, tmp_path, monkeypatch, vocabulary):
+    monkeypatch.setenv("CARDAN_CACHE", str(tmp_path))
+    started = start_engine(model="null")
+
+    async def scenario():
+        outputs = await collect(started.frontend, request())
+        assert ids(outputs) == expected_tokens((1, 2, 3), SamplingParams(max_new_tokens=8, temperature=0), vocabulary)
+        assert started.frontend.tokenizer.has_chat_template
+
+    started.run(scenario())
