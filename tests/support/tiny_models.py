@@ -147,9 +147,7 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
 ALL_MODELS = [(family, variant) for family in FAMILIES for variant in (None, *VARIANTS.get(family, {}))]
 
 
-def make_tiny(
-    family: str, folder: Path, variant: str | None = None, seed: int = 0, context: int = CONTEXT
-) -> Path:
+def make_tiny(family: str, folder: Path, variant: str | None = None, seed: int = 0, context: int = CONTEXT) -> Path:
     """Write a checkpoint of random float32 weights, every norm and bias included, and return its folder."""
     import torch
     import transformers

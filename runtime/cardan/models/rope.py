@@ -219,7 +219,7 @@ class RopeReader:
             group = self.fields.fields("rope_scaling")
         group = group or ConfigFields({})
         share = group if group.has("partial_rotary_factor") else self.fields
-        rotary_dim = int(self.head_dim * share.number("partial_rotary_factor", 1.0))
+        rotary_dim = int(self.head_dim * share.number("partial_rotary_factor", 1.0) + 1e-6)
         if rotary_dim % 2 or not 0 < rotary_dim <= self.head_dim:
             share.refuse("partial_rotary_factor", f"a part of head_dim = {self.head_dim} that is an even number")
         base_theta = group.number("rope_theta", self.fields.number(theta_key, theta))
