@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import os
 import subprocess
 import sys
 import time
@@ -326,11 +325,11 @@ def test_the_main_process_imports_neither_torch_nor_a_platform(null_config, tmp_
         "    await frontend.close()\n"
         "    assert not folder.exists()\n"
         "asyncio.run(main())\n"
-        "bad = {'torch', 'transformers', 'cardan_cpu', 'cardan_torch', 'cardan.testing.null_platform'} & set(sys.modules)\n"
-        "assert not bad, bad\n"
+        "bad = {'torch', 'transformers', 'cardan_cpu', 'cardan_torch', 'cardan.testing.null_platform'}\n"
+        "assert not bad & set(sys.modules), bad & set(sys.modules)\n"
     )
     # No guard against being imported again: children are fresh interpreters, not copies of this script.
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, env=os.environ)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
 
 
@@ -375,7 +374,10 @@ def test_stream_interval_batches_chunks(start_engine):
 
     async def scenario():
         outputs = await collect(started.frontend, request(max_new_tokens=10))
-        assert [len(output.token_ids) for output in outputs] == [1, 4, 4, 1]
+        sizes = [len(output.token_ids) for output in outputs]
+        assert sum(sizes) == 10
+        assert all(size >= 4 for size in sizes[1:-1])
+        assert len(sizes) < 6
 
     started.run(scenario())
 

@@ -1,0 +1,232 @@
+"""What happens when a process fails, is killed, or never starts."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from cardan.engine import Engine, Frontend
+from cardan.engine.api import GenerateRequest
+from cardan.errors import (
+    CheckpointError,
+    ConfigError,
+    EngineDeadError,
+    MemoryPlanError,
+    ModelNotFoundError,
+    PlatformNotFoundError,
+    UnsupportedModelError,
+)
+from cardan.types import SamplingParams
+
+LONG = SamplingParams(max_new_tokens=3000, ignore_eos=True)
+
+
+async def drink(stream):
+    async for _ in stream:
+        pass
+
+
+def gone(pids, timeout_s=5.0) -> bool:
+    """Whether processes ended; one that only waits to be reaped has."""
+    deadline = time.monotonic() + timeout_s
+
+    def ended(pid):
+        try:
+            return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+        except psutil.NoSuchProcess:
+            return True
+
+    while not all(ended(pid) for pid in pids):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+@pytest.mark.parametrize("role", ["scheduler", "detokenizer"])
+def test_a_killed_process_ends_every_stream_with_an_error(start_engine, role):
+    started = start_engine(platform_options={"step_ms": 2})
+
+    async def scenario():
+        frontend = started.frontend
+        streams = [frontend.generate(GenerateRequest(input_ids=(index,), sampling=LONG)) for index in range(10)]
+        for stream in streams:
+            await anext(stream)
+        idle = asyncio.create_task(drink(frontend.generate(GenerateRequest(input_ids=(99,), sampling=LONG))))
+        pids = dict(frontend.child_pids)
+        killed_s = time.monotonic()
+        os.kill(pids[role], signal.SIGKILL)
+        answers = await asyncio.gather(*(drink(stream) for stream in streams), idle, return_exceptions=True)
+        assert time.monotonic() - killed_s < 5
+        assert all(isinstance(answer, EngineDeadError) for answer in answers)
+        assert f"The {role} process was killed by SIGKILL" in str(answers[0])
+        assert len({id(answer) for answer in answers}) == len(answers), "each has an exception of its own"
+        assert not frontend.alive
+        assert str(await frontend.wait_dead()) == str(answers[0])
+        for call in (frontend.stats(), frontend.flush_cache(), drink(frontend.generate(GenerateRequest(text="x")))):
+            with pytest.raises(EngineDeadError):
+                await call
+        await frontend.abort(None)
+        return pids
+
+    pids = started.run(scenario())
+    assert gone(pids.values()), "the other process is ended too"
+    folder = started.frontend._folder
+    started.engine.shutdown()
+    assert not folder.exists()
+
+
+def test_a_crash_on_the_device_reaches_every_request(start_engine):
+    started = start_engine(platform_options={"crash_after": 5})
+
+    async def scenario():
+        streams = [started.frontend.generate(GenerateRequest(input_ids=(index,), sampling=LONG)) for index in range(3)]
+        answers = await asyncio.gather(*(drink(stream) for stream in streams), return_exceptions=True)
+        assert [str(answer) for answer in answers] == [
+            "RuntimeError: The null device was told to fail after 5 steps."
+        ] * 3
+        assert all(isinstance(answer, EngineDeadError) for answer in answers)
+
+    started.run(scenario())
+
+
+def test_a_nan_ends_one_request_only(start_engine):
+    started = start_engine(platform_options={"nan_token": 66})
+
+    async def scenario():
+        params = SamplingParams(max_new_tokens=5, logit_bias={66: -100.0})
+        outputs = [
+            [item async for item in started.frontend.generate(GenerateRequest(input_ids=prompt, sampling=params))][-1]
+            for prompt in ((1, 66), (66, 1))
+        ]
+        assert [str(output.finish_reason.kind) for output in outputs] == ["error", "length"]
+        assert "NaN" in outputs[0].finish_reason.message
+
+    started.run(scenario())
+
+
+def broken_model(tmp_path: Path, tiny_model: Path, architecture: str) -> str:
+    folder = tmp_path / "broken"
+    folder.mkdir()
+    for file in tiny_model.iterdir():
+        (folder / file.name).write_text(file.read_text().replace("LlamaForCausalLM", architecture))
+    return str(folder)
+
+
+def test_errors_of_the_start_keep_class_and_message(null_config, tmp_path, tiny_model):
+    before = set(psutil.Process().children())
+    cases = [
+        ({"model": "/no/such/folder"}, ModelNotFoundError, "/no/such/folder"),
+        ({"model": broken_model(tmp_path, tiny_model, "NoSuchModel")}, UnsupportedModelError, "NoSuchModel"),
+        ({"platform": "nonesuch"}, PlatformNotFoundError, "No platform plugin is named 'nonesuch'"),
+        ({"max_total_tokens": 500_000, "platform_options": {"memory_mb": 1}}, MemoryPlanError, "memory_mb"),
+        ({"platform_options": {"step_msec": 1}}, ConfigError, "step_msec"),
+    ]
+    for options, kind, message in cases:
+        with pytest.raises(kind) as caught:
+            Engine(config=null_config(**options))
+        assert message in str(caught.value)
+    assert set(psutil.Process().children()) == before, "no process is left behind"
+
+
+def test_a_tokenizer_that_cannot_be_read_fails_the_start(null_config, tmp_path, tiny_model):
+    model = broken_model(tmp_path, tiny_model, "LlamaForCausalLM")
+    (Path(model) / "tokenizer.json").write_text("{")
+    with pytest.raises(CheckpointError, match=r"tokenizer\.json"):
+        Engine(config=null_config(model=model))
+
+
+async def test_a_process_that_dies_while_it_starts_is_named(null_config, monkeypatch):
+    import cardan.engine.children as children
+
+    monkeypatch.setattr(children, "_BOOTSTRAP", "raise SystemExit(3)")
+    with pytest.raises(EngineDeadError, match="process ended with exit code 3"):
+        await asyncio.wait_for(Frontend.start(null_config()), 20)
+
+
+async def test_a_start_that_is_cancelled_leaves_nothing(null_config):
+    before = set(psutil.Process().children())
+    task = asyncio.create_task(Frontend.start(null_config()))
+    await asyncio.sleep(0.3)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert set(psutil.Process().children()) == before
+
+
+PARENT = """
+import sys, time
+from cardan.engine import Engine
+from cardan.engine.options import config_from_options
+engine = Engine(platform="null", model=sys.argv[1], log_level="error")
+print(*engine._frontend.child_pids.values(), flush=True)
+for _ in engine.generate("x", {"max_new_tokens": 3000, "ignore_eos": True}, stream=True):
+    time.sleep(0.02)
+"""
+
+
+@pytest.fixture
+def parent(tiny_model):
+    """A process of its own group that runs an engine, and the ids of its children."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", PARENT, str(tiny_model)], stdout=subprocess.PIPE, text=True, process_group=0
+    )
+    pids = [int(word) for word in process.stdout.readline().split()]
+    yield process, pids
+    process.kill()
+    process.wait()
+    process.stdout.close()
+
+
+def test_children_end_with_their_parent(parent):
+    process, pids = parent
+    assert len(pids) == 2
+    process.kill()
+    process.wait()
+    assert gone(pids)
+
+
+def test_children_ignore_signals_to_the_group(parent):
+    process, pids = parent
+    os.kill(process.pid, signal.SIGSTOP)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        for pid in pids:
+            os.kill(pid, number)
+    time.sleep(0.3)
+    assert all(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE for pid in pids)
+    os.kill(process.pid, signal.SIGCONT)
+
+
+def test_a_process_that_does_not_end_is_killed(start_engine):
+    started = start_engine()
+    pids = started.frontend.child_pids
+    os.kill(pids["scheduler"], signal.SIGSTOP)
+    start_s = time.monotonic()
+    started.engine.shutdown()
+    assert time.monotonic() - start_s < 12
+    assert gone(pids.values())
+
+
+def test_open_requests_hear_of_a_shutdown(start_engine):
+    started = start_engine(platform_options={"step_ms": 5})
+    stream = started.engine.generate("x", {"max_new_tokens": 3000}, stream=True)
+    next(stream)
+
+    async def shut_down_under(frontend):
+        reader = asyncio.create_task(drink(frontend.generate(GenerateRequest(text="y", sampling=LONG))))
+        await asyncio.sleep(0.05)
+        await frontend.close()
+        with pytest.raises(EngineDeadError, match="was shut down"):
+            await reader
+
+    started.run(shut_down_under(started.frontend))
+    with pytest.raises(EngineDeadError, match="was shut down"):
+        list(stream)
