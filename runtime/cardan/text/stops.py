@@ -20,7 +20,7 @@ class StopChecker:
 
     A checker that is ``plain`` needs no text: such a request is done exactly when
 
-    - its last token is in ``stop_ids`` and it has at least ``min_new_tokens`` tokens, or
+    - its last token is in ``stop_ids`` and at least ``min_new_tokens`` tokens stand before it, or
     - it has ``max_new_tokens`` tokens,
 
     so a scheduler may test many of them at once without calling ``check``.
@@ -29,7 +29,7 @@ class StopChecker:
         plain: whether there are no stop strings and no stop patterns.
         stop_ids: tokens that end the answer: those the request names and, unless ``ignore_eos``, the model's own.
         ignore_eos: whether the model's own were left out.
-        min_new_tokens: no token in ``stop_ids`` ends the answer before it has this many.
+        min_new_tokens: a token in ``stop_ids`` ends the answer only behind this many others.
         max_new_tokens: the answer's longest length; a scheduler whose pool is smaller may lower it.
         num_kept: how many output tokens belong to the finished answer (the stop token included); tokens behind
             them, which a step of several tokens can bring, are to be dropped. None until ``check`` said it is done.
@@ -82,7 +82,7 @@ class StopChecker:
         matched = None if self.plain else self._match_text(token_id)
         if matched is not None:
             return FinishReason(FinishKind.STOP, matched=matched)
-        if token_id in self.stop_ids and length >= self.min_new_tokens:
+        if token_id in self.stop_ids and length > self.min_new_tokens:
             return FinishReason(FinishKind.STOP, matched=token_id)
         if length >= self.max_new_tokens:
             return FinishReason(FinishKind.LENGTH, length=length)
