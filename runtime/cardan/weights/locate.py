@@ -45,7 +45,8 @@ def locate_model(config: ModelConfig, progress: Callable[[str, int, int], None] 
         )
     if config.model in BUNDLED:
         return Located(fetch_bundled(config.model, progress), config.model)
-    return _locate("--model", config.model, config.revision, Wanted.MODEL)
+    wanted = Wanted.MODEL if config.random_weights is None else Wanted.DESCRIPTION
+    return _locate("--model", config.model, config.revision, wanted)
 
 
 def locate_tokenizer(tokenizer: str, progress: Callable[[str, int, int], None] | None = None) -> Located:
