@@ -74,7 +74,9 @@ def sentencepiece_backend() -> Backend:
     special = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
     trainer = trainers.BpeTrainer(vocab_size=700, special_tokens=special, show_progress=False)
     backend.train_from_iterator([line for line in CORPUS for _ in range(3)], trainer)
-    return backend
+    trained = json.loads(backend.to_str())
+    trained["added_tokens"] = [token for token in trained["added_tokens"] if token["id"] < 3]  # bytes are not special
+    return Backend.from_str(json.dumps(trained))
 
 
 @pytest.fixture(scope="session")
@@ -92,3 +94,9 @@ def sentencepiece_metadata(sentencepiece_backend: Backend) -> Mapping[str, Any]:
         "tokenizer.ggml.eos_token_id": 2,
         "tokenizer.ggml.unknown_token_id": 0,
     }
+
+
+@pytest.fixture(scope="session")
+def smollm2_backend(smollm2: Tokenizer) -> Backend:
+    """The library's object inside, whose own decoder is the reference for ours."""
+    return smollm2._backend

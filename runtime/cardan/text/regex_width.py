@@ -11,10 +11,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-_CLASS_ESCAPES = "dDsSwW"
-_ASSERTION_ESCAPES = "bBAz"
-_HEX = frozenset("0123456789abcdefABCDEF")
-
 
 @dataclass(frozen=True, slots=True)
 class _Width:
@@ -153,8 +149,10 @@ class _Reader:
 
     def _escape(self) -> _Width:
         char = self._next()
-        if char in _ASSERTION_ESCAPES:
+        if char in "Az":
             return _ZERO
+        if char in "bB":
+            return _ONE  # takes no character, but the next one can decide it
         if char in "pP":
             if self._next() == "{":
                 self._skip_past("}")
