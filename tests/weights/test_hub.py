@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import socket
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import httpx
 import huggingface_hub
 import pytest
-from huggingface_hub.errors import LocalEntryNotFoundError
+from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
 from cardan.config import ModelConfig
 from cardan.errors import CheckpointError, ModelNotFoundError
@@ -226,7 +227,7 @@ def test_what_is_not_read_is_not_downloaded(online: Callable[..., Hub], names: l
 @pytest.mark.parametrize(
     "error",
     [
-        httpx.ConnectError("no route\nto host"),
+        HfHubHTTPError.__bases__[0]("no route\nto host"),  # of the HTTP library that this version stands on
         ConnectionError("no route to host"),
         LocalEntryNotFoundError("no route to host"),
     ],
@@ -242,6 +243,33 @@ def test_a_hub_that_cannot_be_reached_is_named(
     monkeypatch.setattr(huggingface_hub, "list_repo_files", fail)
     expected = f"the hub said {type(error).__name__}: no route to host.*Pass a folder or a .gguf file"
     with pytest.raises(ModelNotFoundError, match=expected):
+        open_model("org/name")
+
+
+def test_a_download_that_breaks_off_is_named(
+    tiny_folder: Path, online: Callable[..., Hub], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    online(files_of(tiny_folder))
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise OSError("disk full")
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", fail)
+    with pytest.raises(ModelNotFoundError, match="the hub said OSError: disk full"):
+        open_model("org/name")
+
+
+def test_a_hub_without_a_network_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the real library, whose HTTP library's own errors come out of it."""
+    monkeypatch.delenv("HF_HUB_OFFLINE")
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise socket.gaierror(-2, "Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", refuse)
+    monkeypatch.setattr(time, "sleep", lambda _s: None)
+    with pytest.raises(ModelNotFoundError, match=r"the hub said ConnectError: .*Name or service not known"):
         open_model("org/name")
 
 

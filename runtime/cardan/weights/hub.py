@@ -122,27 +122,33 @@ def _fetch(file: HubFile, wanted: Wanted, tried: list[str]) -> Path | None:
     except ImportError:
         tried.append("huggingface_hub is not installed, so the hub was not asked (pip install 'cardan[hub]')")
         return None
-    refused: tuple[type[Exception], ...] = (OSError, ValueError, RuntimeError, *_transport_errors())
+    failures = _failures()
     try:
         names = huggingface_hub.list_repo_files(file.repo, revision=file.revision)
-        patterns = _patterns(file, wanted, names)
+    except failures as error:
+        tried.append(_said(error))
+        return None
+    patterns = _patterns(file, wanted, names)
+    try:
         folder = huggingface_hub.snapshot_download(
             file.repo, revision=file.revision, cache_dir=hub_cache_dir(), allow_patterns=list(patterns)
         )
-    except refused as error:
-        text = " ".join(str(error).split())
-        tried.append(f"the hub said {type(error).__name__}: {text[:300]}")
+    except failures as error:
+        tried.append(_said(error))
         return None
     return Path(folder) / file.name if file.name else Path(folder)
 
 
-def _transport_errors() -> tuple[type[Exception], ...]:
-    """Errors of the HTTP library under ``huggingface_hub`` that are no OSError."""
-    try:
-        import httpx
-    except ImportError:
-        return ()
-    return (httpx.HTTPError,)
+def _failures() -> tuple[type[Exception], ...]:
+    """What asking the hub may raise: the library's own error derives from that of the HTTP library under it."""
+    from huggingface_hub.errors import HfHubHTTPError
+
+    return (OSError, ValueError, RuntimeError, *HfHubHTTPError.__bases__)
+
+
+def _said(error: Exception) -> str:
+    text = " ".join(str(error).split())
+    return f"the hub said {type(error).__name__}: {text[:300]}"
 
 
 def _patterns(file: HubFile, wanted: Wanted, names: Sequence[str]) -> tuple[str, ...]:
