@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import codecs
 import contextlib
 import dataclasses
 import threading
@@ -10,10 +11,9 @@ import time
 import zlib
 from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import httpx
-import openai
 import re2
 import uvicorn
 
@@ -24,6 +24,9 @@ from cardan.errors import EngineDeadError, PromptTooLongError, QueueFullError, R
 from cardan.server import create_app
 from cardan.server.serve import bind_socket
 from cardan.types import FinishKind, FinishReason, TokenLogprobs
+
+if TYPE_CHECKING:
+    import openai
 
 EOS_ID, IM_START_ID, IM_END_ID, VOCAB_SIZE = 256, 257, 258, 260
 SPECIAL = {EOS_ID: "<|endoftext|>", IM_START_ID: "<|im_start|>", IM_END_ID: "<|im_end|>"}
@@ -71,7 +74,7 @@ class FakeEngine:
     """Letters that follow from the prompt, the seed and the choice; knobs make it slow, full, dead or wrong.
 
     Words in the prompt ask for special endings: ``[eos]`` an end of sequence after 3 letters, ``[nan]`` an error
-    after 2, ``[accent]`` a character of two tokens.
+    after 2, ``[accent]`` characters of several tokens, ``[die]`` the death of the engine after 3 letters.
     """
 
     def __init__(self, *, delay_s: float = 0.0, context_length: int = 4096) -> None:
@@ -139,6 +142,8 @@ class FakeEngine:
             choices = [_plan_choice(self.tokenizer, request, prompt, index) for index in range(request.sampling.n)]
             total = max(len(choice) for choice in choices)
             for step in range(total):
+                if step == 3 and "[die]" in self.tokenizer.decode(prompt):
+                    self.alive = False
                 await self._pause(aborted)
                 for choice in choices:
                     if step >= len(choice):
@@ -238,39 +243,38 @@ def _plan_choice(
             break
     if "[nan]" in tokenizer.decode(prompt):
         tokens, reason = tokens[:2], FinishReason(FinishKind.ERROR, message="The logits hold NaN.")
-    return [_output(tokenizer, request, prompt, (index, tokens, text, reason), step) for step in range(len(tokens))]
-
-
-def _output(
-    tokenizer: FakeTokenizer,
-    request: GenerateRequest,
-    prompt: tuple[int, ...],
-    choice: tuple[int, list[int], str, FinishReason],
-    step: int,
-) -> GenerateOutput:
-    index, tokens, text, reason = choice
-    whole = b"".join(tokenizer.token_bytes(t) for t in tokens if t not in SPECIAL)
-    before = len(whole[:step].decode(errors="ignore"))
-    after = len(whole[: step + 1].decode(errors="ignore"))
-    wanted, last = request.logprobs, step == len(tokens) - 1
-    start = wanted.prompt_start
-    with_prompt = step == 0 and start is not None
-    return GenerateOutput(
-        rid="",
-        index=index,
-        text=text[before:] if last else text[before:after],
-        token_ids=(tokens[step],),
-        logprobs=(_logprobs(request, tokens[step]),) if wanted.output else (),
-        prompt_logprobs=tuple(
-            None if i == 0 else _logprobs(request, t) for i, t in enumerate(prompt) if start is not None and i >= start
+    pieces = _pieces(tokenizer, tokens, text)
+    outputs = [
+        GenerateOutput(
+            rid="",
+            index=index,
+            text=piece,
+            token_ids=(token,),
+            logprobs=(_logprobs(request, token),) if request.logprobs.output else (),
+            prompt_tokens=len(prompt),
+            completion_tokens=step + 1,
         )
-        if with_prompt
-        else (),
-        prompt_token_ids=prompt[start:] if with_prompt else (),
-        finish_reason=reason if last else None,
-        prompt_tokens=len(prompt),
-        completion_tokens=step + 1,
-    )
+        for step, (token, piece) in enumerate(zip(tokens, pieces, strict=True))
+    ]
+    outputs[-1] = dataclasses.replace(outputs[-1], finish_reason=reason)
+    start = request.logprobs.prompt_start
+    if start is not None:
+        known = [None if at == 0 else _logprobs(request, token) for at, token in enumerate(prompt)]
+        outputs[0] = dataclasses.replace(
+            outputs[0], prompt_logprobs=tuple(known[start:]), prompt_token_ids=prompt[start:]
+        )
+    return outputs
+
+
+def _pieces(tokenizer: FakeTokenizer, tokens: list[int], text: str) -> list[str]:
+    """The text, cut where each token completes its characters; text behind a stop never shows."""
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    pieces, at = [], 0
+    for token in tokens:
+        end = min(at + len(decoder.decode(tokenizer.token_bytes(token))), len(text))
+        pieces.append(text[at:end])
+        at = end
+    return pieces
 
 
 def _logprobs(request: GenerateRequest, token: int) -> TokenLogprobs:
@@ -290,7 +294,7 @@ class ServerThread:
         self.loop = asyncio.new_event_loop()
         self._sock = bind_socket(config.server)
         self.url = f"http://127.0.0.1:{self._sock.getsockname()[1]}"
-        self.headers = {"Authorization": f"Bearer {config.server.api_key}"} if config.server.api_key else {}
+        self.headers = {"Authorization": f"Bearer {config.server.api_key}".encode()} if config.server.api_key else {}
         self.http = self.client()
         self._started = threading.Event()
         self._failure: BaseException | None = None
@@ -347,6 +351,8 @@ class ServerThread:
 
     def openai(self, **kwargs: Any) -> openai.OpenAI:
         """OpenAI's own client, without retries."""
+        import openai
+
         return openai.OpenAI(
             base_url=f"{self.url}/v1",
             api_key=self.config.server.api_key or "none",
@@ -373,5 +379,5 @@ class ServerThread:
 
 
 def server_config(*, scheduler: SchedulerConfig | None = None, **server: Any) -> EngineConfig:
-    """A configuration for tests: a free port."""
-    return EngineConfig(server=ServerConfig(port=0, **server), scheduler=scheduler or SchedulerConfig())
+    """A configuration for tests: a free port unless one is given."""
+    return EngineConfig(server=ServerConfig(**{"port": 0, **server}), scheduler=scheduler or SchedulerConfig())

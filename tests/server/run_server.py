@@ -1,0 +1,54 @@
+"""Serves a fake engine in a process of its own: ``run_server.py '{"delay_s": …, "server": {…}}'``.
+
+Writes one JSON line when ready, and one when the engine is closed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from pathlib import Path
+
+sys.path.append(str(Path(__file__).parent))
+
+from server_fakes import FakeEngine, server_config
+
+from cardan.config import EngineConfig
+from cardan.errors import CheckpointError
+from cardan.server import ServingInfo, serve
+
+
+def say(**what: object) -> None:
+    sys.stdout.write(json.dumps(what) + "\n")
+    sys.stdout.flush()
+
+
+class TellingEngine(FakeEngine):
+    async def close(self) -> None:
+        await super().close()
+        say(closed=True, open=len(self.open))
+
+
+def main() -> int:
+    options = json.loads(sys.argv[1])
+
+    async def start(_: EngineConfig) -> FakeEngine:
+        say(loading=True)
+        await asyncio.sleep(options.get("loading_s", 0))
+        if options.get("broken"):
+            raise CheckpointError("The weights are truncated.")
+        return TellingEngine(delay_s=options.get("delay_s", 0))
+
+    def ready(info: ServingInfo) -> None:
+        say(url=info.url, port=info.port, model=info.engine.model_name)
+
+    try:
+        return serve(server_config(**options.get("server", {})), on_ready=ready, start_engine=start)
+    except CheckpointError as error:
+        say(error=str(error))
+        return 3
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,228 @@
+"""Bodies, paths and methods that are wrong: a clear status, never a 500, and nothing left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import json
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from server_fakes import FakeEngine, ServerThread, server_config
+
+from cardan.server import create_app
+from cardan.server.native import GenerateBody
+from cardan.server.openai_bodies import CHAT_REFUSED, COMPLETION_REFUSED, ChatBody, CompletionBody
+from cardan.types import SamplingParams
+
+ROUTES = ["/generate", "/v1/chat/completions", "/v1/completions", "/abort_request", "/tokenize", "/detokenize"]
+
+BROKEN: dict[str, tuple[bytes, str]] = {
+    "empty": (b"", "is empty"),
+    "blank": (b"  \n", "is empty"),
+    "truncated": (b'{"text": "a"', "not valid JSON"),
+    "words": (b"hello", "not valid JSON"),
+    "trailing": (b'{"text": "a"} x', "not valid JSON"),
+    "array": (b"[1, 2]", "must be a JSON object, got an array"),
+    "string": (b'"x"', "must be a JSON object, got a string"),
+    "null": (b"null", "must be a JSON object, got null"),
+    "number": (b"5", "must be a JSON object, got a number"),
+    "true": (b"true", "must be a JSON object, got a boolean"),
+    "nan": (b'{"text": "a", "sampling_params": {"temperature": NaN}}', "not valid JSON"),
+    "infinity": (b'{"text": "a", "sampling_params": {"temperature": Infinity}}', "not valid JSON"),
+    "huge-float": (b'{"text": "a", "sampling_params": {"temperature": 1e400}}', "not valid JSON"),
+    "huge-int": (b'{"text": "a", "sampling_params": {"seed": 1' + b"0" * 5000 + b"}}", "not valid JSON"),
+    "deep-array": (b'{"text": ' + b"[" * 200_000 + b"]" * 200_000 + b"}", "nested too deeply"),
+    "deep-object": (b'{"a":' * 100_000 + b"1" + b"}" * 100_000, "nested too deeply"),
+    "utf8": (b'{"text": "\xff\xfe"}', "not valid JSON"),
+    "utf8-key": (b'{"\xff": "a"}', "not valid JSON"),
+    "utf16": ('{"text": "a"}'.encode("utf-16"), "not valid JSON"),
+    "surrogate": (b'{"text": "\\ud800"}', "not valid JSON"),
+    "encoded-surrogate": (b'{"text": "\xed\xa0\x80"}', "not valid JSON"),
+}
+
+
+def assert_serves(client: httpx.Client) -> None:
+    response = client.post("/generate", json={"text": "still here", "sampling_params": {"max_new_tokens": 2}})
+    assert response.status_code == 200, response.text
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_broken_bodies(client: httpx.Client, name: str) -> None:
+    data, message = BROKEN[name]
+    for route in ROUTES[:3]:
+        response = client.post(route, content=data)
+        assert response.status_code == 400, response.text
+        assert message in response.json()["error"]["message"]
+        assert response.json()["error"]["code"] == "invalid_json"
+    assert_serves(client)
+
+
+def test_any_content_type_is_taken_when_it_parses(client: httpx.Client) -> None:
+    body = json.dumps({"text": "a", "sampling_params": {"max_new_tokens": 1}})
+    for kind in ("text/plain", "application/x-www-form-urlencoded", ""):
+        assert client.post("/generate", content=body, headers={"Content-Type": kind}).status_code == 200
+
+
+@pytest.mark.parametrize("route", ROUTES)
+def test_unknown_fields_are_named(client: httpx.Client, route: str) -> None:
+    response = client.post(route, json={"no_such_field_anywhere": 1})
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == "no_such_field_anywhere"
+    assert response.json()["error"]["code"] == "unknown_parameter"
+
+
+def test_query_parameters_are_refused(client: httpx.Client) -> None:
+    response = client.post("/flush_cache?timeout=5")
+    assert response.status_code == 400
+    assert "takes no query parameters, got 'timeout'" in response.json()["error"]["message"]
+
+
+def test_unknown_routes_and_methods(client: httpx.Client) -> None:
+    response = client.get("/v2/nothing")
+    assert response.status_code == 404
+    assert response.json()["error"]["message"] == "There is no route '/v2/nothing'."
+    for method, path in (("GET", "/generate"), ("POST", "/health"), ("DELETE", "/v1/models")):
+        response = client.request(method, path)
+        assert response.status_code == 405
+        assert "does not take" in response.json()["error"]["message"]
+        assert response.headers["allow"]
+    assert client.get("/v1/models/").status_code == 404
+
+
+def test_body_over_the_limit(client: httpx.Client) -> None:
+    body = b'{"text": "' + b"x" * (10 * 2**20) + b'"}'
+    response = client.post("/generate", content=body)
+    assert response.status_code == 413
+    assert "--max-body-bytes" in response.json()["error"]["message"]
+
+    def pieces() -> Iterator[bytes]:
+        for start in range(0, len(body), 2**16):
+            yield body[start : start + 2**16]
+
+    # Without a content length the limit is met while reading; the server may hang up before all is sent.
+    with contextlib.suppress(httpx.TransportError):
+        assert client.post("/generate", content=pieces()).status_code == 413
+    assert_serves(client)
+
+
+def test_long_prompt_within_the_body_limit(client: httpx.Client) -> None:
+    response = client.post("/generate", json={"text": "word " * 500_000})
+    assert response.status_code == 400
+    assert response.json()["error"]["code"] == "context_length_exceeded"
+    assert_serves(client)
+
+
+def test_catastrophic_stop_regex_is_harmless(client: httpx.Client) -> None:
+    params = {"max_new_tokens": 64, "ignore_eos": True, "stop_regex": ["(a+)+$", "(x|x)*y", "(.*)*\\d{3}z"]}
+    assert client.post("/generate", json={"text": "a" * 40, "sampling_params": params}).status_code == 200
+
+
+def test_backreference_in_a_stop_regex(client: httpx.Client) -> None:
+    response = client.post("/generate", json={"text": "a", "sampling_params": {"stop_regex": "(a)\\1"}})
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == "stop_regex"
+
+
+def test_garbage_that_is_not_http(server: ServerThread) -> None:
+    host, port = server.url.removeprefix("http://").split(":")
+    for data in (
+        b"\x16\x03\x01\x02\x00\x01\x00",
+        b"GET\r\n\r\n",
+        b"POST /generate HTTP/1.1\r\nContent-Length: x\r\n\r\n",
+    ):
+        with socket.create_connection((host, int(port)), timeout=5) as sock:
+            sock.sendall(data)
+            sock.shutdown(socket.SHUT_WR)
+            while sock.recv(4096):
+                pass
+    assert_serves(server.http)
+
+
+def test_huge_wrong_values_are_not_repeated(client: httpx.Client) -> None:
+    response = client.post("/generate", json={"text": ["x"], "rid": "r", "priority": "x" * 100_000})
+    assert response.status_code == 400
+    assert len(response.text) < 3000
+
+
+VALUES = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(10**30), 10**30)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(max_size=20)
+    | st.sampled_from(["x", 0, 1, -1, 65, "65", "user", "text", [65], ["x"], {}, []]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=6,
+)
+NATIVE_FIELDS = [*GenerateBody.model_fields, "image_data", "lora_path"]
+SAMPLING_FIELDS = [*(field.name for field in dataclasses.fields(SamplingParams)), "regex", "sampling_seed"]
+OPENAI_FIELDS = [*ChatBody.model_fields, *CompletionBody.model_fields, *CHAT_REFUSED, *COMPLETION_REFUSED]
+BASES: dict[str, tuple[dict[str, Any], list[str]]] = {
+    "/generate": ({"text": "x", "sampling_params": {"max_new_tokens": 2}}, NATIVE_FIELDS),
+    "/v1/chat/completions": (
+        {"messages": [{"role": "user", "content": "x"}], "max_tokens": 2},
+        OPENAI_FIELDS,
+    ),
+    "/v1/completions": ({"prompt": "x", "max_tokens": 2}, OPENAI_FIELDS),
+    "/tokenize": ({"text": "x"}, ["text", "prompt", "add_special_tokens", "model"]),
+    "/detokenize": ({"tokens": [65]}, ["tokens", "skip_special_tokens", "model"]),
+    "/abort_request": ({"rid": "x"}, ["rid", "abort_all"]),
+}
+
+
+@st.composite
+def mutated(draw: st.DrawFn) -> tuple[str, dict[str, Any]]:
+    route = draw(st.sampled_from(sorted(BASES)))
+    base, fields = BASES[route]
+    body = dict(base)
+    for name in draw(st.lists(st.sampled_from(fields), max_size=3)):
+        body[name] = draw(VALUES)
+    if route == "/generate" and draw(st.booleans()):
+        names = draw(st.lists(st.sampled_from(SAMPLING_FIELDS), max_size=3))
+        body["sampling_params"] = {"max_new_tokens": 2} | {name: draw(VALUES) for name in names}
+    for name in draw(st.lists(st.sampled_from(sorted(body)), max_size=1)):
+        del body[name]
+    return route, body
+
+
+@pytest.fixture(scope="module")
+def in_process() -> Iterator[Any]:
+    """Posts to an application in this thread, without sockets; what the application raises comes up here."""
+    loop = asyncio.new_event_loop()
+    engine = FakeEngine()
+    app = create_app(engine, server_config())
+    client = httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test", verify=False)
+
+    def post(route: str, **kwargs: Any) -> httpx.Response:
+        response = loop.run_until_complete(client.post(route, **kwargs))
+        assert not engine.open
+        return response
+
+    yield post
+    loop.run_until_complete(client.aclose())
+    loop.close()
+
+
+@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(mutated())
+def test_mutated_bodies_never_give_a_500(in_process: Any, case: tuple[str, dict[str, Any]]) -> None:
+    route, body = case
+    response = in_process(route, json=body)
+    assert response.status_code in (200, 400, 404), (body, response.text)
+    if response.status_code != 200:
+        assert set(response.json()["error"]) == {"message", "type", "param", "code"}
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.sampled_from(sorted(BASES)), st.binary(max_size=40), st.integers(0, 60), st.integers(0, 40))
+def test_mutated_bytes_never_give_a_500(in_process: Any, route: str, noise: bytes, at: int, cut: int) -> None:
+    data = json.dumps(BASES[route][0]).encode()
+    response = in_process(route, content=data[:at] + noise + data[at + cut :])
+    assert response.status_code in (200, 400, 404), response.text
