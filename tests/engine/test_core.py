@@ -338,4 +338,5 @@ def test_a_plan_that_contradicts_itself_is_refused(null_config):
     ("rows", "expected"), [(1, (1,)), (2, (1, 2)), (16, (1, 2, 4, 8, 16)), (40, (1, 2, 4, 8, 16, 32, 40))]
 )
 def test_decode_buckets(rows, expected):
-    assert decode_buckets(rows) == expected
+    assert decode_buckets(rows, captured=True) == expected
+    assert decode_buckets(rows, captured=False) == tuple(sorted({1, rows}))

@@ -145,7 +145,7 @@ def test_a_tokenizer_that_cannot_be_read_fails_the_start(null_config, tmp_path, 
 
 
 async def test_a_process_that_dies_while_it_starts_is_named(null_config, monkeypatch):
-    import cardan.engine.children as children
+    from cardan.engine import children
 
     monkeypatch.setattr(children, "_BOOTSTRAP", "raise SystemExit(3)")
     with pytest.raises(EngineDeadError, match="process ended with exit code 3"):

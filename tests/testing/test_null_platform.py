@@ -23,6 +23,7 @@ from cardan.types import (
     SamplingBatch,
     SamplingParams,
     TableDelta,
+    TableDeltas,
 )
 
 VOCABULARY = Vocabulary(size=260, eos_ids=(258,))
@@ -157,6 +158,18 @@ def test_a_slot_that_the_table_does_not_name_raises():
     wrong = step_batch([5, 6], 0, [3, 4], out_slots=np.tile(ints(3, 5), (2, 1)))
     with pytest.raises(RuntimeError, match="tables name"):
         runner.launch(wrong)
+
+
+def test_flat_changes_of_tables_are_those_of_single_ones():
+    pools = [NullKVPool(LAYOUT, 64, 4, 8) for _ in range(2)]
+    flat = TableDeltas(rows=ints(1, 1, 2), positions=ints(0, 1, 7), slots=np.tile(ints(5, 6, 9), (2, 1)))
+    pools[0].update_tables(flat)
+    pools[1].update_tables(tuple(flat))
+    assert (pools[0].tables == pools[1].tables).all()
+    for changes in (TableDeltas(rows=ints(1), positions=ints(8), slots=np.ones((2, 1), np.int32)),):
+        for given in (changes, tuple(changes)):
+            with pytest.raises(RuntimeError, match="would grow"):
+                pools[0].update_tables(given)
 
 
 def test_reading_an_unwritten_slot_raises():

@@ -178,7 +178,7 @@ def _prepare_on(device: Device, opened: Opened, config: EngineConfig, parts: _Pa
         pool = device.allocate_kv(layout, num_slots, settings.num_rows, settings.context_length)
     with parts.part("warm-up"):
         runner = device.runner(loaded, pool, plan)
-        runner.warm_up(decode_buckets(settings.max_running_requests))
+        runner.warm_up(decode_buckets(settings.max_running_requests, captured=bool(plan.value("graph"))))
     return Prepared(
         opened=opened,
         plan=plan.with_notes(*loaded.notes),
@@ -247,7 +247,13 @@ def scheduler_settings(plan: Plan, num_groups: int) -> SchedulerSettings:
     )
 
 
-def decode_buckets(max_rows: int) -> tuple[int, ...]:
-    """Row counts that decode steps are padded to where they are captured: powers of two, then steps of 16."""
+def decode_buckets(max_rows: int, *, captured: bool) -> tuple[int, ...]:
+    """Row counts that decode steps are tried with before the first request, smallest first.
+
+    Where steps are captured, those that they are padded to: powers of two, then steps of 16. Where they run
+    eagerly, the smallest and the largest.
+    """
+    if not captured:
+        return tuple(sorted({1, max_rows}))
     small = [rows for rows in (1, 2, 4, 8) if rows < max_rows]
     return (*small, *range(16, max_rows, 16), max_rows)

@@ -82,13 +82,13 @@ def run(config: EngineConfig, folder: Path) -> int:
 
 def _log_plan(prepared: Prepared) -> None:
     plan = prepared.plan
-    logger.info("Plan: %s on platform %s, %s", plan.model.name, plan.platform, plan.device.name)
+    logger.debug("Plan: %s on platform %s, %s", plan.model.name, plan.platform, plan.device.name)
     for name, setting in plan.settings.items():
-        logger.info("  %s = %s (%s: %s)", name, setting.value, setting.source, setting.why)
+        logger.debug("  %s = %s (%s: %s)", name, setting.value, setting.source, setting.why)
     for what, count, why in plan.memory:
-        logger.info("  memory: %s %.1f MB (%s)", what, count / 2**20, why)
+        logger.debug("  memory: %s %.1f MB (%s)", what, count / 2**20, why)
     for note in plan.notes:
-        logger.info("  note: %s", note)
+        logger.debug("  note: %s", note)
 
 
 def _ready(prepared: Prepared) -> SchedulerReady:

@@ -14,8 +14,19 @@ import numpy as np
 import numpy.typing as npt
 
 from cardan.platform import KVPool, Runner, Step
-from cardan.testing.null_tokens import Choice, SequenceHasher, Vocabulary, next_token, token_logprobs
-from cardan.types import Batch, Int32Array, KVLayout, SamplingBatch, StepResult, TableDelta, TokenLogprobs
+from cardan.testing.null_tokens import Choice, SequenceHasher, Vocabulary, next_token, next_tokens, token_logprobs
+from cardan.types import (
+    Batch,
+    BoolArray,
+    Int32Array,
+    KVLayout,
+    SamplingBatch,
+    StepResult,
+    TableDelta,
+    TableDeltas,
+    TokenLogprobs,
+    UInt64Array,
+)
 
 _NEVER_WRITTEN = -7
 _MAX_IN_FLIGHT = 2
@@ -53,6 +64,11 @@ class NullKVPool(KVPool):
 
     def update_tables(self, deltas: Sequence[TableDelta]) -> None:
         """Write new columns of the row-to-slot tables."""
+        if isinstance(deltas, TableDeltas):
+            if deltas.positions.size and int(deltas.positions.max()) >= self.tables.shape[2]:
+                raise RuntimeError(f"A row would grow beyond {self.tables.shape[2]} columns.")
+            self.tables[:, deltas.rows, deltas.positions] = deltas.slots
+            return
         for delta in deltas:
             stop = delta.start + delta.slots.shape[1]
             if stop > self.tables.shape[2]:
@@ -74,18 +90,20 @@ class NullKVPool(KVPool):
         groups = np.arange(self.tokens.shape[0])[:, None]
         self.tokens[groups, slots] = ids
 
-    def sequence(self, row_id: int, length: int) -> Int32Array:
-        """Tokens of a row, read back through its table; all groups must agree.
+    def sequences(self, row_ids: Int32Array, lengths: Int32Array) -> Int32Array:
+        """Tokens of rows, read back through their tables: ``int32 [n, longest]``, of which ``lengths`` count.
 
         Raises:
-            RuntimeError: a slot of the row was never written, or groups differ.
+            RuntimeError: a slot of a row was never written, or the groups hold different tokens.
         """
-        groups = np.arange(self.tokens.shape[0])[:, None]
-        read = self.tokens[groups, self.tables[:, row_id, :length]]
-        if (read == _NEVER_WRITTEN).any():
-            raise RuntimeError(f"Row {row_id} reads a slot that was never written, within {length} tokens.")
-        if (read != read[0]).any():
-            raise RuntimeError(f"The KV groups of row {row_id} hold different tokens.")
+        longest = int(lengths.max(initial=0))
+        groups = np.arange(self.tokens.shape[0])[:, None, None]
+        read = self.tokens[groups, self.tables[:, row_ids, :longest]]
+        counts = np.arange(longest) < lengths[:, None]
+        if (read[:, counts] == _NEVER_WRITTEN).any():
+            raise RuntimeError(f"A row of {row_ids.tolist()} reads a slot that was never written.")
+        if (read[:, counts] != read[:1, counts]).any():
+            raise RuntimeError(f"The KV groups of a row of {row_ids.tolist()} hold different tokens.")
         return np.asarray(read[0], np.int32)
 
 
@@ -101,7 +119,7 @@ class _RowState:
 class NullStep(Step):
     """A step whose hashes are computed; its tokens are chosen by ``sample`` and readable when its time has passed."""
 
-    def __init__(self, runner: NullRunner, batch: Batch, hashes: list[int], ready_s: float) -> None:
+    def __init__(self, runner: NullRunner, batch: Batch, hashes: UInt64Array, ready_s: float) -> None:
         self._runner = runner
         self._batch = batch
         self._hashes = hashes
@@ -169,7 +187,7 @@ class NullRunner(Runner):
         rows = np.repeat(batch.row_ids, np.diff(batch.query_starts))
         ids = self._known_ids(batch, rows)
         self._pool.write(rows, batch.positions, batch.out_slots, ids)
-        hashes = [self._hash(int(rows[at]), int(batch.positions[at])) for at in batch.logits_at]
+        hashes = self._hash(rows[batch.logits_at], batch.positions[batch.logits_at])
         taken_s = self._timing.step_s + self._timing.token_s * batch.num_tokens
         self._busy_until_s = max(self._busy_until_s, time.monotonic()) + taken_s
         return NullStep(self, batch, hashes, self._busy_until_s)
@@ -183,13 +201,14 @@ class NullRunner(Runner):
             ids[index] = last
         return ids
 
-    def _hash(self, row_id: int, position: int) -> int:
-        return self._hasher(self._pool.sequence(row_id, position + 1))
+    def _hash(self, row_ids: Int32Array, positions: Int32Array) -> UInt64Array:
+        lengths = positions + np.int32(1)
+        return self._hasher.rows(self._pool.sequences(row_ids, lengths), lengths)
 
     def choose(
         self,
         batch: Batch,
-        hashes: list[int],
+        hashes: UInt64Array,
         sampling: SamplingBatch | None,
         mask: npt.NDArray[np.uint32] | None,
     ) -> StepResult:
@@ -202,22 +221,31 @@ class NullRunner(Runner):
             counts = zip(seed.output_ids.tolist(), seed.output_counts.tolist(), strict=True)
             prompt_ids = frozenset(seed.prompt_ids.tolist())
             self._rows[seed.row_id] = _RowState(None, prompt_ids, dict(counts))
-        tokens = np.zeros(len(hashes), np.int32)
-        failed = np.zeros(len(hashes), np.bool_)
-        logprobs: list[TokenLogprobs | None] = []
-        for index, sequence_hash in enumerate(hashes):
-            state = self._rows.setdefault(int(sampling.row_ids[index]), _RowState())
-            token = next_token(sequence_hash, _choice(sampling, index, state, mask), self._vocabulary)
-            failed[index] = token is None or self._is_nan(batch, index)
-            tokens[index] = state.last_token = token or 0
-            state.output_counts[int(tokens[index])] = state.output_counts.get(int(tokens[index]), 0) + 1
-            logprobs.append(self._logprobs(sampling, index, sequence_hash, int(tokens[index])))
-        return StepResult(tokens=tokens, failed=failed, logprobs=tuple(logprobs), prompt_logprobs=prompt)
+        tokens = next_tokens(hashes, sampling, self._vocabulary).astype(np.int32)
+        failed = self._nan_rows(batch)
+        counted = sampling.any_penalty
+        for index, row_id in enumerate(sampling.row_ids.tolist()):
+            state = self._rows.setdefault(row_id, _RowState())
+            if tokens[index] < 0:
+                token = next_token(int(hashes[index]), _choice(sampling, index, state, mask), self._vocabulary)
+                failed[index] |= token is None
+                tokens[index] = token or 0
+            state.last_token = int(tokens[index])
+            if counted:
+                state.output_counts[state.last_token] = state.output_counts.get(state.last_token, 0) + 1
+        logprobs: tuple[TokenLogprobs | None, ...] = ()
+        if sampling.want_logprobs.any():
+            found = (self._logprobs(sampling, i, int(hashes[i]), int(tokens[i])) for i in range(len(hashes)))
+            logprobs = tuple(found)
+        return StepResult(tokens=tokens, failed=failed, logprobs=logprobs, prompt_logprobs=prompt)
 
-    def _is_nan(self, batch: Batch, index: int) -> bool:
-        row = int(np.searchsorted(batch.query_starts, batch.logits_at[index], side="right")) - 1
-        last = self._pool.sequence(int(batch.row_ids[row]), int(batch.positions[batch.logits_at[index]]) + 1)[-1]
-        return self._timing.nan_token >= 0 and int(last) == self._timing.nan_token
+    def _nan_rows(self, batch: Batch) -> BoolArray:
+        """Sampled rows whose last input is the token that was named for it."""
+        if self._timing.nan_token < 0:
+            return np.zeros(len(batch.logits_at), np.bool_)
+        rows = np.repeat(batch.row_ids, np.diff(batch.query_starts))
+        slots = self._pool.tables[0, rows[batch.logits_at], batch.positions[batch.logits_at]]
+        return np.asarray(self._pool.tokens[0, slots] == self._timing.nan_token)
 
     def _logprobs(self, sampling: SamplingBatch, index: int, sequence_hash: int, token: int) -> TokenLogprobs | None:
         if not sampling.want_logprobs[index]:
@@ -230,9 +258,9 @@ class NullRunner(Runner):
         if wanted is None:
             return ()
         rows = np.repeat(batch.row_ids, np.diff(batch.query_starts))
+        hashes = self._hash(rows[wanted.token_index], batch.positions[wanted.token_index])
         found = []
-        for index, at in enumerate(wanted.token_index):
-            sequence_hash = self._hash(int(rows[at]), int(batch.positions[at]))
+        for index, sequence_hash in enumerate(hashes.tolist()):
             ids = wanted.token_ids[index] if wanted.token_ids else ()
             target, top = int(wanted.targets[index]), int(wanted.top[index])
             found.append(token_logprobs(sequence_hash, target, top, ids, self._vocabulary))

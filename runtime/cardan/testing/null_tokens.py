@@ -12,12 +12,13 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from cardan.types import SamplingParams, TokenLogprobs
+from cardan.types import SamplingBatch, SamplingParams, TokenLogprobs
 
 _BITS = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
 _FORCE_BIAS = 50.0
 """A logit bias at least this large forces its token; one at most the negative forbids it."""
+_EOS_KEY = 0xE05
 _NUM_CANDIDATES = 64
 """Candidates with a rank of their own; all other tokens are less likely than these."""
 
@@ -30,6 +31,17 @@ def mix(*values: int) -> int:
         state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & _BITS
         state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & _BITS
         state ^= state >> 31
+    return state
+
+
+def mix_arrays(*columns: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    """``mix`` of each row of some columns, ``uint64 [n]`` each."""
+    state = np.zeros(columns[0].shape, np.uint64)
+    for column in columns:
+        state = state + column + np.uint64(_GOLDEN)
+        state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        state ^= state >> np.uint64(31)
     return state
 
 
@@ -48,11 +60,17 @@ class SequenceHasher:
 
     def __call__(self, ids: npt.ArrayLike) -> int:
         """Hash ``ids: int [n]`` into 64 bits."""
-        tokens = np.asarray(ids).astype(np.int64).astype(np.uint64)
-        if tokens.size > self._weights.size:
-            self._weights = _weights(2 * tokens.size)
-        total = ((tokens + np.uint64(1)) * self._weights[: tokens.size]).sum(dtype=np.uint64)
-        return mix(int(total), int(tokens.size))
+        tokens = np.atleast_2d(np.asarray(ids, np.int64))
+        return int(self.rows(tokens, np.array([tokens.shape[1]]))[0])
+
+    def rows(self, tokens: npt.NDArray[np.signedinteger], lengths: npt.NDArray[np.integer]) -> npt.NDArray[np.uint64]:
+        """Hash the first ``lengths: int [n]`` of each row of ``tokens: int [n, width]``; returns ``uint64 [n]``."""
+        width = tokens.shape[1]
+        if width > self._weights.size:
+            self._weights = _weights(2 * width)
+        terms = (tokens.astype(np.int64).view(np.uint64) + np.uint64(1)) * self._weights[:width]
+        terms[np.arange(width) >= lengths[:, None]] = 0
+        return mix_arrays(terms.sum(axis=1, dtype=np.uint64), lengths.astype(np.uint64))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +86,11 @@ class Vocabulary:
     size: int
     eos_ids: tuple[int, ...] = ()
     eos_probability: float = 0.0
+
+    @property
+    def eos_threshold(self) -> int:
+        """A sequence ends where 64 random bits are below this."""
+        return int(self.eos_probability * 2.0**64)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,11 +163,35 @@ def next_token(sequence_hash: int, choice: Choice, vocabulary: Vocabulary) -> in
     forced = [token for token, value in choice.bias.items() if value >= _FORCE_BIAS and possible(token)]
     if forced:
         return max(forced, key=lambda token: (choice.bias[token], -token))
-    ends = mix(drawn, 0xE05) < vocabulary.eos_probability * 2.0**64
+    ends = mix(drawn, _EOS_KEY) < vocabulary.eos_threshold
     last = tuple(token for token in vocabulary.eos_ids if possible(token))
     if ends and last:
         return last[0]
     return next((token for token in _candidates(drawn, vocabulary) if possible(token)), last[0] if last else None)
+
+
+def next_tokens(
+    hashes: npt.NDArray[np.uint64], sampling: SamplingBatch, vocabulary: Vocabulary
+) -> npt.NDArray[np.int64]:
+    """``next_token`` of many rows at once, ``int64 [n]``; -1 for a row that only ``next_token`` can decide.
+
+    Those are rows with penalties, bias or mask, and the few whose first candidate is an end of sequence.
+    """
+    fields = (sampling.temperature, sampling.top_p, sampling.min_p)
+    columns = [hashes, sampling.seeds, sampling.positions.astype(np.uint64), sampling.top_k.astype(np.uint64)]
+    columns += [np.ascontiguousarray(values).view(np.uint32).astype(np.uint64) for values in fields]
+    random = (sampling.temperature > 0) & (sampling.top_k != 1)
+    drawn = np.where(random, mix_arrays(*columns), hashes)
+    zeros = np.zeros_like(drawn)
+    tokens = (mix_arrays(drawn, zeros) % np.uint64(vocabulary.size)).astype(np.int64)
+    hard = (sampling.frequency_penalty != 0) | (sampling.presence_penalty != 0) | (sampling.repetition_penalty != 1)
+    hard |= sampling.has_mask | np.isin(tokens, vocabulary.eos_ids)
+    hard[sampling.bias_index] = True
+    if vocabulary.eos_threshold:
+        last = np.uint64(min(vocabulary.eos_threshold - 1, _BITS))
+        hard |= mix_arrays(drawn, zeros + np.uint64(_EOS_KEY)) <= last
+    tokens[hard] = -1
+    return tokens
 
 
 def token_logprobs(

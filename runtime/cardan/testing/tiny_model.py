@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from typing import TYPE_CHECKING
 
 from cardan.config import cache_dir
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 EOS_ID = 256
 """``<|endoftext|>``."""
@@ -43,6 +45,8 @@ def _byte_characters() -> list[str]:
 
 def tiny_tokenizer() -> Tokenizer:
     """A tokenizer whose ids ``0 .. 255`` are the bytes themselves, with ChatML's special tokens after them."""
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
     vocabulary = {character: byte for byte, character in enumerate(_byte_characters())}
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
