@@ -14,6 +14,9 @@ from cardan.scheduler import Request
 
 REQUESTS_PER_RUN = 500
 
+CROWDED: dict[str, Any] = {"num_slots": 384, "max_running_requests": 12, "schedule_conservativeness": 0.05}
+"""Far more output than the pool holds is admitted, so that requests must be retracted."""
+
 CONFIGS: dict[str, dict[str, Any]] = {
     "plain": {},
     "page-16": {"page_size": 16},
@@ -23,10 +26,11 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "mixed-page-64": {"enable_mixed_chunk": True, "page_size": 64, "num_slots": 512, "max_running_requests": 12},
     "tiny-chunks": {"chunked_prefill_size": 7, "num_slots": 160},
     "no-chunks": {"chunked_prefill_size": -1, "max_prefill_tokens": 70},
-    "tiny-pool": {"num_slots": 112, "schedule_conservativeness": 0.05, "radix_eviction_policy": "mru"},
-    "tiny-pool-page-16": {"num_slots": 160, "page_size": 16, "schedule_conservativeness": 0.05},
-    "no-cache": {"disable_radix_cache": True, "schedule_conservativeness": 0.05},
-    "no-cache-page-16": {"disable_radix_cache": True, "page_size": 16, "schedule_conservativeness": 0.05},
+    "tiny-pool": {"num_slots": 112, "radix_eviction_policy": "mru"},
+    "crowded": CROWDED,
+    "crowded-page-16": {**CROWDED, "page_size": 16},
+    "no-cache": {**CROWDED, "disable_radix_cache": True},
+    "no-cache-page-16": {**CROWDED, "disable_radix_cache": True, "page_size": 16, "enable_mixed_chunk": True},
     "lpm": {"schedule_policy": "lpm", "radix_eviction_policy": "lfu"},
     "dfs-weight": {"schedule_policy": "dfs-weight", "radix_eviction_policy": "slru"},
     "lof": {"schedule_policy": "lof", "radix_eviction_policy": "fifo"},
@@ -40,12 +44,11 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "radix_eviction_policy": "priority",
     },
     "priority-mixed": {
+        **CROWDED,
         "enable_priority_scheduling": True,
         "enable_mixed_chunk": True,
         "schedule_policy": "routing-key",
         "page_size": 16,
-        "schedule_conservativeness": 0.05,
-        "num_slots": 192,
     },
 }
 
@@ -53,7 +56,8 @@ CONFIGS: dict[str, dict[str, Any]] = {
 class Workload:
     """Random requests, many of which share a prefix."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, outputs: tuple[int, ...]) -> None:
+        self.outputs = outputs
         self.rng = random.Random(seed)
         self.prefixes = [[self.rng.randrange(97) for _ in range(60)] for _ in range(4)]
 
@@ -66,7 +70,7 @@ class Workload:
             rid=f"r{number}",
             prompt_ids=prompt,
             params=SamplingParams(
-                max_new_tokens=rng.choice((0, 1, 2, 5, 12, 40)),
+                max_new_tokens=rng.choice(self.outputs),
                 min_new_tokens=rng.choice((0, 0, 4)),
                 stop=("x",) if has_stop else (),
                 stop_token_ids=rng.choice(((), (7, 11))),
@@ -88,7 +92,9 @@ class Workload:
 
 def simulate(config: dict[str, Any], overlap: bool, seed: int) -> Harness:
     harness = Harness(settings(**config), overlap, failure_rate=700, full_check_every=16)
-    workload, rng = Workload(seed), random.Random(seed + 1)
+    crowded = harness.settings.schedule_conservativeness < 1
+    workload = Workload(seed, (5, 40, 60) if crowded else (0, 1, 2, 5, 12, 40))
+    rng = random.Random(seed + 1)
     longest = harness.settings.max_input_tokens
     added = 0
     while added < REQUESTS_PER_RUN or harness.scheduler.has_work:
@@ -98,6 +104,8 @@ def simulate(config: dict[str, Any], overlap: bool, seed: int) -> Harness:
                 added += 1
         if rng.random() < 0.02 and harness.scheduler.has_requests:
             harness.scheduler.abort(rng.choice(list(harness.scheduler._state.open)))
+        if crowded and rng.random() < 0.3:
+            harness.scheduler._state.ratio.value = 0.0
         worked = harness.turn()
         assert worked or not harness.scheduler.has_work, "the scheduler has work and does nothing"
     return harness
@@ -122,6 +130,8 @@ def test_both_loops_give_each_request_what_it_would_get_alone(name: str, simulat
 
 def test_the_simulation_covers_what_it_is_for() -> None:
     """Retractions, preemptions, drained steps and dropped tokens do happen, so the runs above mean something."""
-    totals = simulate(CONFIGS["priority-mixed"], overlap=True, seed=7).scheduler.stats().totals
+    totals: Counter[str] = Counter()
+    for name in ("priority-mixed", "crowded"):
+        totals.update(simulate(CONFIGS[name], overlap=True, seed=7).scheduler.stats().totals)
     for counter in ("retractions", "preemptions", "dropped_tokens", "aborted_requests", "failed_requests", "deferrals"):
         assert totals[counter] > 0, counter

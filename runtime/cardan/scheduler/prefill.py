@@ -63,7 +63,7 @@ class PrefillPlanner:
             count = max(room, 0)
         if count == 0:
             return []
-        shared.note(request, request.node, start)
+        shared.note_half_done(request, start)
         budget.charge(request, count, count == left)
         final = count == left
         return [Extend(request=request, row=request.row, start=start, count=count, final=final, is_new=False)]
@@ -140,6 +140,7 @@ class PrefillPlanner:
     def _note_admitted(self, extend: Extend, now_s: float) -> None:
         request, totals = extend.request, self._state.totals
         request.state = RequestState.PREFILLING
+        request.prefill_start = extend.start
         if request.first_run_s is None:
             request.first_run_s = now_s
             request.cached_tokens = extend.start

@@ -65,6 +65,7 @@ class Request:
         truncated_from: length of the prompt before it was cut, or None.
         seed: key of its sampling noise.
         cached_tokens: prompt tokens that came from the cache when it was first admitted.
+        prefill_start: tokens that came from the cache when it was last admitted.
         num_retractions: how often it lost its KV.
         deferrals: passes it waited for another request with the same prefix.
         first_run_s: time of its first prefill pass.
@@ -95,6 +96,7 @@ class Request:
     truncated_from: int | None = field(default=None, init=False)
     seed: int = field(default=0, init=False)
     cached_tokens: int = field(default=0, init=False)
+    prefill_start: int = field(default=0, init=False)
     num_retractions: int = field(default=0, init=False)
     deferrals: int = field(default=0, init=False)
     first_run_s: float | None = field(default=None, init=False)
