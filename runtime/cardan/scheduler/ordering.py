@@ -96,7 +96,8 @@ def dfs_weight(requests: Sequence[Request], context: OrderingContext) -> list[Re
     for path_ids, _ in paths:
         for node_id in path_ids:
             first_seen.setdefault(node_id, len(first_seen))
-    paths.sort(key=lambda entry: [(-weights[node], first_seen[node]) for node in entry[0]])
+    after_children = (1, 0)
+    paths.sort(key=lambda entry: [*((-weights[node], first_seen[node]) for node in entry[0]), after_children])
     return [request for _, request in paths]
 
 
