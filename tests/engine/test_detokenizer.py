@@ -3,9 +3,20 @@
 from __future__ import annotations
 
 import pytest
+import zmq
 
+from cardan.engine.channels import DETOKENIZER_INBOX, FRONTEND_INBOX, Outbox, open_inbox
 from cardan.engine.detokenizer import Detokenizer
-from cardan.engine.messages import Details, OpenStream, TokenBatch, TokenNews
+from cardan.engine.detokenizer_process import _serve
+from cardan.engine.messages import (
+    FRONTEND_DECODER,
+    Details,
+    OpenStream,
+    Shutdown,
+    TokenBatch,
+    TokenNews,
+    encode,
+)
 from cardan.engine.model_files import load_model_tokenizer
 from cardan.types import FinishKind, FinishReason, SamplingParams, TokenLogprobs
 
@@ -99,3 +110,24 @@ def test_a_choice_that_ended_is_forgotten(tokenizer):
     take(detokenizer, ended("b", reason=FinishReason(FinishKind.ABORT, message="gone")))
     assert len(detokenizer) == 0
     assert detokenizer.flush() is None
+
+
+def test_no_message_of_a_backlog_is_lost(tokenizer, tmp_path):
+    count = 300
+    with zmq.Context() as context:
+        inbox = open_inbox(context, tmp_path, DETOKENIZER_INBOX)
+        answers = open_inbox(context, tmp_path, FRONTEND_INBOX)
+        feed = Outbox(context, tmp_path, DETOKENIZER_INBOX)
+        out = Outbox(context, tmp_path, FRONTEND_INBOX)
+        for index in range(count):
+            feed.send(encode(OpenStream(f"r{index}", SamplingParams())))
+            feed.send(encode(ended(f"r{index}", 65)))
+        feed.send(encode(Shutdown()))
+        _serve(Detokenizer(tokenizer, 1), inbox, out)
+        seen = []
+        while answers.poll(500):
+            seen += [news.wire_id for news in FRONTEND_DECODER.decode(answers.recv()).news]
+        for socket in (inbox, answers, feed, out):
+            socket.close()
+    assert seen[: count - 64] == [f"r{index}" for index in range(count)][: count - 64]
+    assert len(seen) >= count - 64, "news that were merged with the end of the process are not sent any more"

@@ -6,6 +6,7 @@ It imports no platform, no model and no scheduler.
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
 from pathlib import Path
 
 import zmq
@@ -20,7 +21,7 @@ from cardan.engine.messages import (
     Failed,
     OpenStream,
     Shutdown,
-    TokenBatch,
+    ToDetokenizer,
     encode,
 )
 from cardan.engine.model_files import load_model_tokenizer
@@ -56,18 +57,22 @@ def run(config: EngineConfig, folder: Path) -> int:
 
 def _serve(detokenizer: Detokenizer, inbox: zmq.Socket[bytes], outbox: Outbox) -> None:
     while True:
-        payload = inbox.recv()
-        for _ in range(_MAX_MERGED):
-            message = DETOKENIZER_DECODER.decode(payload)
+        for message in _arrived(inbox):
             if isinstance(message, Shutdown):
                 return
             if isinstance(message, OpenStream):
                 detokenizer.open(message)
-            elif isinstance(message, TokenBatch):
+            else:
                 detokenizer.take(message)
-            if not inbox.poll(0):
-                break
-            payload = inbox.recv()
         news = detokenizer.flush()
         if news is not None:
             outbox.send(encode(news))
+
+
+def _arrived(inbox: zmq.Socket[bytes]) -> Iterator[ToDetokenizer]:
+    """Wait for a message, and give it with those that have arrived behind it."""
+    yield DETOKENIZER_DECODER.decode(inbox.recv())
+    for _ in range(_MAX_MERGED - 1):
+        if not inbox.poll(0):
+            return
+        yield DETOKENIZER_DECODER.decode(inbox.recv())
