@@ -96,11 +96,12 @@ class TorchOps(Ops):
         """See ``Ops.rms_norm``."""
         if x.dtype is torch.float32:
             return functional.rms_norm(x, (x.shape[-1],), weight, eps)
-        return functional.rms_norm(x.float(), (x.shape[-1],), weight, eps).to(x.dtype)
+        return functional.rms_norm(x.float(), (x.shape[-1],), weight.float(), eps).to(x.dtype)
 
     def layer_norm(self, x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
         """See ``Ops.layer_norm``."""
-        return functional.layer_norm(x.float(), (x.shape[-1],), weight, bias, eps).to(x.dtype)
+        shift = None if bias is None else bias.float()
+        return functional.layer_norm(x.float(), (x.shape[-1],), weight.float(), shift, eps).to(x.dtype)
 
     def silu(self, x: Tensor) -> Tensor:
         """See ``Ops.silu``."""
