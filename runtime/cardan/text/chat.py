@@ -76,11 +76,11 @@ class ChatTemplate:
         """
         environment = SandboxEnvironment()
         try:
-            tree = jinja2.Environment(extensions=list(environment.extensions)).parse(source)
+            tree = environment.read(source)
             self._code = environment.compile(source)
         except jinja2.TemplateError as error:
             raise ModelConfigError(
-                f"The chat template of {origin} cannot be compiled: {error}. "
+                f"The chat template of {origin} cannot be compiled: {' '.join(str(error).split())}. "
                 "Pass --chat-template with a file, or with one of the names " + ", ".join(builtin_templates()) + "."
             ) from error
         self._special_tokens = dict(special_tokens)

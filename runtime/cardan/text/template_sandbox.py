@@ -5,9 +5,9 @@ It does not know what a message is.
 A template is code that came with a model. Jinja's immutable sandbox keeps it from the host's objects; this module
 also bounds what one rendering may do. Each bound is far above what real templates need:
 
-- ``MAX_STEPS``: passes through loop bodies and macros, and items of what is looped over, all together;
-- ``MAX_CHARS``: length of any one text (the result too) in characters, and of any list in items;
-- ``MAX_WORK_CHARS``: characters of all texts and items of all lists that the template builds, together.
+- ``MAX_STEPS``: passes through loop bodies and items of what is looped over, all together; a call counts ten;
+- ``MAX_CHARS``: length of any one text, the result too, in characters (an item of a list counts eight);
+- ``MAX_WORK_CHARS``: characters of all texts and lists that the template builds, together.
 
 So a template that loops for ever, doubles a string or asks for a huge padding ends with ``TemplateLimitError``
 after a second or so. Filters whose results are hard to bound and that chat templates do not use are left out.
@@ -35,6 +35,8 @@ MAX_STEPS = 1_000_000
 MAX_CHARS = 2**26
 MAX_WORK_CHARS = 2**30
 
+_STEPS_OF_CALL = 10
+_CHARS_OF_ITEM = 8
 _MAX_INT_BITS = 4096
 _MAX_PLACES = 64
 _WIDE_PERCENT = re.compile(r"%[^%a-zA-Z]*(\*|\d{5,})")
@@ -82,9 +84,13 @@ class SandboxEnvironment(ImmutableSandboxedEnvironment):
         }
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
-        tree = Parser(self, source, name, filename).parse()
+        tree = self.read(source)
         _Instrument().visit(tree)
         return tree
+
+    def read(self, source: str) -> nodes.Template:
+        """A template's syntax tree, as it is written."""
+        return Parser(self, source).parse()
 
     def load_code(self, code: CodeType) -> jinja2.Template:
         """A template on this environment, from what ``compile`` gave on any."""
@@ -139,7 +145,7 @@ class SandboxEnvironment(ImmutableSandboxedEnvironment):
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         """An arithmetic operator; the size of its result is checked before it is made."""
         if operator == "+" and hasattr(left, "__len__") and hasattr(right, "__len__"):
-            self._charge(len(left) + len(right))
+            self._charge(_size(left) + _size(right))
         elif operator == "*":
             self._check_product(left, right)
         elif operator == "**":
@@ -155,7 +161,7 @@ class SandboxEnvironment(ImmutableSandboxedEnvironment):
             return
         for items, count in ((left, right), (right, left)):
             if hasattr(items, "__len__") and isinstance(count, int):
-                self._charge(len(items) * max(count, 0))
+                self._charge(_size(items) * max(count, 0))
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
         """``str.format`` and ``str.format_map``, with their widths checked."""
@@ -172,6 +178,7 @@ class SandboxEnvironment(ImmutableSandboxedEnvironment):
 
     def call(self, context: Context, obj: Any, /, *args: Any, **kwargs: Any) -> Any:
         """Call something from a template; methods of texts and numbers have their sizes checked."""
+        self._count_steps(_STEPS_OF_CALL)
         owner = getattr(obj, "__self__", None)
         if isinstance(owner, str | bytes | int):
             name = getattr(obj, "__name__", "")
@@ -234,6 +241,10 @@ class SandboxEnvironment(ImmutableSandboxedEnvironment):
         return do_indent(text, width, first, blank)
 
 
+def _size(items: Any) -> int:
+    return len(items) * (1 if isinstance(items, str | bytes) else _CHARS_OF_ITEM)
+
+
 def _round(value: float, precision: int = 0, method: Any = "common") -> float:
     if abs(precision) > _MAX_PLACES:
         raise TemplateLimitError(f"it rounds to more than {_MAX_PLACES} places")
@@ -276,12 +287,6 @@ class _Instrument(NodeTransformer):
         """Count what is looped over, and each pass."""
         self.generic_visit(node)
         node.iter = _filter(_COUNT_ITEMS, [node.iter])
-        node.body.insert(0, _count_step())
-        return node
-
-    def visit_Macro(self, node: nodes.Macro) -> nodes.Node:  # noqa: N802
-        """Count each call."""
-        self.generic_visit(node)
         node.body.insert(0, _count_step())
         return node
 
