@@ -14,6 +14,7 @@ import sys
 import time
 from pathlib import Path
 
+SYSTEM = "You are a helpful assistant. Answer in one sentence."
 QUESTION = "What is the capital of France?"
 EXPECTED = "Paris"
 START_TIMEOUT_S = 280.0
@@ -49,7 +50,7 @@ def ask(port: int, question: str) -> tuple[str, list[float], dict[str, int]]:
     """Stream one chat completion to the terminal; returns text, times of its pieces, and usage."""
     body = {
         "model": "smollm2-135m",
-        "messages": [{"role": "user", "content": question}],
+        "messages": [{"role": "system", "content": SYSTEM}, {"role": "user", "content": question}],
         "temperature": 0,
         "max_tokens": 64,
         "stream": True,
