@@ -6,7 +6,6 @@ change an answer.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -85,7 +84,7 @@ def prompts(seed: int) -> list[list[int]]:
 
 
 @pytest.fixture(scope="module")
-def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, tuple[Path, Oracle]]]:
+def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, Oracle]]:
     made: dict[str, tuple[Path, Oracle]] = {}
     folder = tmp_path_factory.mktemp("families")
 
@@ -96,7 +95,7 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, 
             return self[family]
 
     made = Made()
-    yield made
+    return made
 
 
 def start(folder: Path, layout: dict[str, Any]) -> tuple[EngineCore, Any]:
