@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,23 +17,58 @@ sys.path.append(str(Path(__file__).parent))
 
 from server_fakes import FakeEngine, ServerThread, server_config
 
-ENGINES = ["fake"]
-"""Kinds of engines that the tests with the fixture ``server`` run on; see ``_start``."""
+from cardan.config import CacheConfig, EngineConfig, ModelConfig, PlatformConfig, SchedulerConfig, ServerConfig
+
+ENGINES = os.environ.get("CARDAN_TEST_SERVER_ENGINES", "fake,null").split(",")
+"""Kinds of engines that tests with the fixture ``server`` run on: ``fake``, or the name of a platform, which serves
+a tiny model in real processes. What these tests ask for holds on every platform and for every model."""
+
+MAX_BODY_BYTES = 4 * 2**20
 
 
-def _start(kind: str) -> ServerThread:
-    assert kind == "fake"
+def _platform_config(platform: str, folder: Path) -> EngineConfig:
+    """A tiny model on a platform; the null platform needs no weights."""
+    from cardan.testing import write_tiny_model
 
-    async def make() -> FakeEngine:
-        return FakeEngine()
+    if platform == "null":
+        model, options = write_tiny_model(folder), ("step_ms=0.2",)
+    else:
+        import tiny_models
 
-    return ServerThread(make, server_config(max_body_bytes=4 * 2**20)).start()
+        write_tiny_model(folder / "tokenizer")
+        model, options = tiny_models.make_tiny("llama", folder / "llama"), ()
+        for name in ("tokenizer.json", "tokenizer_config.json"):
+            shutil.copy(folder / "tokenizer" / name, model / name)
+    return EngineConfig(
+        model=ModelConfig(model=str(model), served_model_name="tiny"),
+        platform=PlatformConfig(platform=platform, options=options),
+        cache=CacheConfig(max_total_tokens=8192),
+        scheduler=SchedulerConfig(random_seed=1),
+        server=ServerConfig(port=0, max_body_bytes=MAX_BODY_BYTES, log_level="error"),
+    )
+
+
+def _start(kind: str, folder: Path) -> ServerThread:
+    if kind == "fake":
+
+        async def make() -> Any:
+            return FakeEngine()
+
+        return ServerThread(make, server_config(max_body_bytes=MAX_BODY_BYTES)).start()
+    config = _platform_config(kind, folder)
+
+    async def make() -> Any:
+        from cardan.engine import Frontend
+
+        return await Frontend.start(config)
+
+    return ServerThread(make, config).start()
 
 
 @pytest.fixture(scope="session", params=ENGINES)
-def shared_server(request: pytest.FixtureRequest) -> Iterator[ServerThread]:
+def shared_server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerThread]:
     """One server per kind of engine."""
-    server = _start(request.param)
+    server = _start(request.param, tmp_path_factory.mktemp("served") / "tiny")
     yield server
     server.stop()
 

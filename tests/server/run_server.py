@@ -1,6 +1,7 @@
-"""Serves a fake engine in a process of its own: ``run_server.py '{"delay_s": …, "server": {…}}'``.
+"""Serves in a process of its own: ``run_server.py '{"delay_s": …, "server": {…}}'``.
 
-Writes one JSON line when ready, and one when the engine is closed.
+Writes one JSON line when ready, and one when the engine is closed. With ``"model"`` the engine is the real one, on
+the null platform; otherwise a fake.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ sys.path.append(str(Path(__file__).parent))
 
 from server_fakes import FakeEngine, server_config
 
-from cardan.config import EngineConfig
+from cardan.config import EngineConfig, ModelConfig, PlatformConfig, ServerConfig
 from cardan.errors import CheckpointError
 from cardan.server import ServingInfo, serve
 
@@ -43,6 +44,13 @@ def main() -> int:
     def ready(info: ServingInfo) -> None:
         say(url=info.url, port=info.port, model=info.engine.model_name)
 
+    if "model" in options:
+        config = EngineConfig(
+            model=ModelConfig(model=options["model"], served_model_name="tiny"),
+            platform=PlatformConfig(platform="null", options=("step_ms=20",)),
+            server=ServerConfig(port=0, log_level="error"),
+        )
+        return serve(config, on_ready=ready)
     try:
         return serve(server_config(**options.get("server", {})), on_ready=ready, start_engine=start)
     except CheckpointError as error:

@@ -112,8 +112,26 @@ def test_body_over_the_limit(client: httpx.Client) -> None:
     assert_serves(client)
 
 
-def test_long_prompt_within_the_body_limit(client: httpx.Client) -> None:
-    response = client.post("/generate", json={"text": "word " * 500_000})
+@pytest.mark.parametrize(
+    ("path", "name", "value"),
+    [
+        ("/generate", "text", "word " * 500_000),
+        ("/v1/completions", "prompt", ["x", "word " * 500_000]),
+        ("/v1/chat/completions", "messages", [{"role": "user", "content": "word " * 500_000}]),
+    ],
+)
+def test_text_that_cannot_fit_is_not_tokenized(client: httpx.Client, path: str, name: str, value: Any) -> None:
+    response = client.post(path, json={name: value})
+    assert response.status_code == 400
+    error = response.json()["error"]
+    assert error["code"] == "context_length_exceeded"
+    assert error["param"] == name
+    assert "a token of this model has at most" in error["message"]
+    assert_serves(client)
+
+
+def test_text_that_is_too_long_by_its_tokens(client: httpx.Client) -> None:
+    response = client.post("/generate", json={"text": "word " * 2000})
     assert response.status_code == 400
     assert response.json()["error"]["code"] == "context_length_exceeded"
     assert_serves(client)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import queue
 import signal
 import socket
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 import pytest
 
 from cardan.config import EngineConfig, ServerConfig
@@ -22,6 +24,7 @@ from cardan.engine.api import EngineInfo
 from cardan.errors import ConfigError
 from cardan.server import ServingInfo, serve
 from cardan.server.serve import bind_socket
+from cardan.testing import write_tiny_model
 
 SCRIPT = Path(__file__).parent / "run_server.py"
 
@@ -31,7 +34,10 @@ class ServerProcess:
 
     def __init__(self, **options: Any) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, str(SCRIPT), json.dumps(options)], stdout=subprocess.PIPE, text=True
+            [sys.executable, str(SCRIPT), json.dumps(options)],
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
         )
         self._lines: queue.Queue[str] = queue.Queue()
         self._reader = threading.Thread(target=self._read, daemon=True)
@@ -48,8 +54,9 @@ class ServerProcess:
         return said
 
     def wait_ready(self) -> ServerProcess:
-        assert self.says() == {"loading": True}
         said = self.says()
+        if said == {"loading": True}:
+            said = self.says()
         assert said["model"] == "tiny"
         self.url = said["url"]
         return self
@@ -88,7 +95,7 @@ class Stream:
 
     def __init__(self, server: ServerProcess, text: str, tokens: int) -> None:
         self._server = server
-        self._body = {"text": text, "sampling_params": {"max_new_tokens": tokens}, "stream": True}
+        self._body = {"text": text, "sampling_params": {"max_new_tokens": tokens, "ignore_eos": True}, "stream": True}
         self.events: list[str] = []
         self.broken = False
         self._thread = threading.Thread(target=self._run)
@@ -174,6 +181,43 @@ def test_death_of_the_engine(launch: Any) -> None:
     assert events[-1] == "[DONE]"
     assert json.loads(events[-2])["error"]["code"] == "engine_dead"
     assert server.end() == 1
+
+
+@pytest.fixture(scope="module")
+def model_folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(write_tiny_model(tmp_path_factory.mktemp("models") / "tiny"))
+
+
+def _gone(processes: list[psutil.Process]) -> bool:
+    _, alive = psutil.wait_procs(processes, timeout=10)
+    return not alive
+
+
+def test_sigterm_to_the_whole_group_drains_the_real_engine(launch: Any, model_folder: str) -> None:
+    """What a terminal or a supervisor does: every process of the engine gets the signal, and still it drains."""
+    server = launch(model=model_folder).wait_ready()
+    children = psutil.Process(server.process.pid).children(recursive=True)
+    assert len(children) >= 2
+    stream = Stream(server, "x", 40)
+    os.killpg(server.process.pid, signal.SIGTERM)
+    events = stream.wait()
+    assert events[-1] == "[DONE]"
+    assert json.loads(events[-2])["meta_info"]["finish_reason"] == {"type": "length", "length": 40}
+    assert server.end() == 0
+    assert _gone(children)
+
+
+def test_killed_scheduler_ends_streams_and_server(launch: Any, model_folder: str) -> None:
+    server = launch(model=model_folder).wait_ready()
+    children = psutil.Process(server.process.pid).children(recursive=True)
+    stream = Stream(server, "x", 2000)
+    busiest = max(children, key=lambda child: child.cpu_times().user)
+    busiest.kill()
+    events = stream.wait()
+    assert events[-1] == "[DONE]"
+    assert json.loads(events[-2])["error"]["code"] == "engine_dead"
+    assert server.end() == 1
+    assert _gone(children)
 
 
 def test_while_loading(launch: Any) -> None:

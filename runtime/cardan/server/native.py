@@ -142,6 +142,7 @@ def _build(state: ServerState, body: GenerateBody) -> _Native:
     call = native_call(body.text, _read_sampling(body.sampling_params), options)
     for one in call.requests:
         state.check_scheduling(one.priority, one.routing_key)
+        state.check_text(one.text or "", "text")
     job = _with_ids(call, body.rid)
     decode = state.engine.tokenizer.token_text if call.text_in_logprobs else None
     results = [[NativeOutput(item.logprobs, decode) for _ in range(item.sampling.n)] for item in job.requests]

@@ -79,6 +79,7 @@ async def _build_job(state: ServerState, body: ChatBody) -> Job:
     limit, minimum = body.limit(), body.minimum()
     messages = read_messages(body.messages)
     prompt = await _render(state, body, messages)
+    state.check_text(prompt, "messages")
     ids = await encode_prompt(state.engine.tokenizer, prompt, add_special_tokens=False)
     info = state.engine.info
     room = max(1, min(info.context_length, info.max_total_tokens) - len(ids) - 1)

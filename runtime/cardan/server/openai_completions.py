@@ -110,6 +110,8 @@ def _build_job(state: ServerState, body: CompletionBody, prompts: list[Prompt]) 
             param="best_of",
             code="unsupported_parameter",
         )
+    for prompt in prompts:
+        state.check_text(prompt if isinstance(prompt, str) else "", "prompt")
     sampling = _sampling(state, body)
     logprobs = LogprobParams()
     if body.logprobs is not None:

@@ -16,9 +16,10 @@ from starlette.requests import Request
 
 from cardan.config import EngineConfig
 from cardan.engine.api import AsyncEngine
-from cardan.errors import RequestError, UnknownModelError
+from cardan.errors import PromptTooLongError, RequestError, UnknownModelError
 from cardan.server.bodies import shorten
 from cardan.server.metrics import ServerMetrics
+from cardan.server.prompts import LONG_TEXT
 
 
 @dataclass(slots=True)
@@ -42,6 +43,7 @@ class ServerState:
     draining: bool = False
     open_ids: dict[str, tuple[str, ...]] = field(default_factory=dict)
     num_open: int = 0
+    _longest_token: int | None = None
 
     @property
     def model_name(self) -> str:
@@ -94,6 +96,25 @@ class ServerState:
                 "Leave it out, or start the server with --schedule-policy routing-key.",
                 param="routing_key",
                 code="unsupported_parameter",
+            )
+
+    def check_text(self, text: str, param: str) -> None:
+        """Refuse a text that cannot fit, however well it tokenizes, before time is spent on tokenizing it.
+
+        Raises:
+            PromptTooLongError: even with the longest tokens it would be too long.
+        """
+        if len(text) <= LONG_TEXT or self.config.scheduler.allow_auto_truncate:
+            return
+        if self._longest_token is None:
+            tokenizer = self.engine.tokenizer
+            self._longest_token = max(len(tokenizer.token_bytes(token)) for token in range(tokenizer.vocab_size))
+        most_tokens = self.engine.info.max_input_tokens
+        if len(text) > most_tokens * self._longest_token:
+            raise PromptTooLongError(
+                f"The prompt has {len(text)} characters. At most {most_tokens} tokens fit, and a token of this model "
+                f"has at most {self._longest_token} bytes. Shorten the prompt.",
+                param=param,
             )
 
     @contextlib.contextmanager
