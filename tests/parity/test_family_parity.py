@@ -85,7 +85,6 @@ def prompts(seed: int) -> list[list[int]]:
 
 @pytest.fixture(scope="module")
 def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, Oracle]]:
-    made: dict[str, tuple[Path, Oracle]] = {}
     folder = tmp_path_factory.mktemp("families")
 
     class Made(dict[str, tuple[Path, Oracle]]):
@@ -94,8 +93,7 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Pat
             self[family] = path, Oracle(path)
             return self[family]
 
-    made = Made()
-    return made
+    return Made()
 
 
 def start(folder: Path, layout: dict[str, Any]) -> tuple[EngineCore, Any]:
