@@ -215,5 +215,5 @@ def test_refuses_a_backend_of_another_name() -> None:
     device = CpuDevice(INFO, threads=torch.get_num_threads())
     layout = KVLayout(layers=(layer(),), page_size=1, dtype="float32")
     pool = device.allocate_kv(layout, 8, 2, 16)
-    with pytest.raises(UnsupportedError, match="got 'flash'. Pass --attention-backend torch"):
+    with pytest.raises(UnsupportedError, match=r"got 'flash'\. Pass --attention-backend torch"):
         device.attention("flash", pool, layout, "float32")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -65,14 +66,19 @@ def test_noise_of_more_blocks_than_one_pass_is_the_same(monkeypatch: pytest.Monk
 
 
 @pytest.mark.slow
-def test_noise_of_eight_rows_of_a_vocabulary_is_cheap() -> None:
+def test_noise_of_a_whole_vocabulary_is_much_cheaper_than_in_numpy() -> None:
     seeds, positions = np.arange(8, dtype=np.uint64), np.arange(8, dtype=np.int32)
-    times = []
-    for _ in range(10):
-        start = time.perf_counter()
-        OPS.gumbel(seeds, positions, 49_152)
-        times.append(time.perf_counter() - start)
-    assert min(times) < 0.015
+
+    def least(generate: Callable[[], object]) -> float:
+        times = []
+        for _ in range(8):
+            start = time.process_time()
+            generate()
+            times.append(time.process_time() - start)
+        return min(times)
+
+    fast = least(lambda: OPS.gumbel(seeds, positions, 49_152))
+    assert fast < 0.75 * least(lambda: philox.gumbel(seeds, positions, 49_152))
 
 
 def test_host_arrays_are_copied_both_ways() -> None:

@@ -1,0 +1,239 @@
+"""The CPU platform: what it says of the machine, container limits by fake files, threads, and its linears."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from cardan.errors import ConfigError, UnsupportedError
+from cardan.platform import DeviceInfo, Evidence, Feature, LinearSpec, Memory, SharedMemoryPolicy
+from cardan.types import TensorView
+from cardan_cpu import platform
+from cardan_cpu.cgroups import cpu_quota, memory_limit
+from cardan_cpu.cpu_platform import _recommended_dtype
+from cardan_cpu.device import CpuDevice, default_threads
+from cardan_cpu.host import Host, host_memory, read_host, usable_cores
+from cardan_cpu.linear import WIDEN_FROM_ROWS, CpuDenseLinear, WideningWeight
+from cardan_torch import DenseLinear
+
+GIB = 2**30
+
+
+def write(root: Path, files: dict[str, str]) -> Path:
+    for name, text in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return root
+
+
+V2 = {
+    "proc/self/cgroup": "0::/outer/inner\n",
+    "sys/fs/cgroup/outer/memory.max": f"{4 * GIB}\n",
+    "sys/fs/cgroup/outer/memory.current": f"{3 * GIB}\n",
+    "sys/fs/cgroup/outer/memory.stat": f"anon 5\ninactive_file {GIB}\n",
+    "sys/fs/cgroup/outer/inner/memory.max": "max\n",
+    "sys/fs/cgroup/outer/inner/memory.current": f"{GIB}\n",
+    "sys/fs/cgroup/outer/inner/cpu.max": "150000 100000\n",
+    "sys/fs/cgroup/outer/cpu.max": "max 100000\n",
+}
+V1 = {
+    "proc/self/cgroup": "5:cpuacct,cpu:/box\n4:memory:/box\n",
+    "sys/fs/cgroup/memory/memory.limit_in_bytes": "9223372036854771712\n",
+    "sys/fs/cgroup/memory/memory.usage_in_bytes": f"{9 * GIB}\n",
+    "sys/fs/cgroup/memory/box/memory.limit_in_bytes": f"{2 * GIB}\n",
+    "sys/fs/cgroup/memory/box/memory.usage_in_bytes": f"{GIB}\n",
+    "sys/fs/cgroup/cpu/box/cpu.cfs_quota_us": "50000\n",
+    "sys/fs/cgroup/cpu/box/cpu.cfs_period_us": "100000\n",
+}
+
+
+def test_importing_and_probing_load_no_torch() -> None:
+    code = "import sys, cardan_cpu as c; c.platform.probe(); c.platform.devices(); assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_the_limit_of_an_outer_group_counts_and_dropped_cache_does_not(tmp_path: Path) -> None:
+    limit = memory_limit(write(tmp_path, V2))
+    assert limit is not None
+    assert (limit.limit, limit.used, limit.left) == (4 * GIB, 2 * GIB, 2 * GIB)
+
+
+def test_version_1_files_are_read_and_its_huge_number_is_no_limit(tmp_path: Path) -> None:
+    limit = memory_limit(write(tmp_path, V1))
+    assert limit is not None
+    assert (limit.limit, limit.used) == (2 * GIB, GIB)
+    assert cpu_quota(tmp_path) == 1
+
+
+def test_a_path_of_the_host_that_the_container_does_not_show_falls_back_to_its_root(tmp_path: Path) -> None:
+    files = {name.replace("/outer/inner", "").replace("/outer", ""): text for name, text in V2.items()}
+    files["proc/self/cgroup"] = "0::/kubepods/pod1\n"
+    files["sys/fs/cgroup/memory.max"] = str(GIB)
+    files["sys/fs/cgroup/memory.current"] = str(GIB + 5)
+    files["sys/fs/cgroup/memory.stat"] = ""
+    limit = memory_limit(write(tmp_path, files))
+    assert limit is not None
+    assert (limit.limit, limit.left) == (GIB, 0)
+
+
+def test_no_files_mean_no_limit(tmp_path: Path) -> None:
+    assert memory_limit(tmp_path) is None
+    assert cpu_quota(tmp_path) is None
+
+
+def test_memory_is_that_of_the_container(tmp_path: Path) -> None:
+    memory = host_memory(write(tmp_path, V2))
+    assert memory.total == 4 * GIB
+    assert memory.free is not None
+    assert memory.free <= 2 * GIB
+    assert memory.shared
+    assert host_memory(tmp_path / "nothing").total > 4 * GIB
+
+
+def test_cores_follow_the_quota_and_affinity(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(8)))
+    assert usable_cores(tmp_path) == 8
+    assert cpu_quota(write(tmp_path, V2)) == 2
+    assert usable_cores(tmp_path) == 2
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {3})
+    assert usable_cores(tmp_path) == 1
+
+
+def test_the_processor_is_read_from_cpuinfo(tmp_path: Path) -> None:
+    text = "processor\t: 0\nmodel name\t: Some CPU\nflags\t\t: fpu avx2 avx512_bf16\n\nprocessor\t: 1\n"
+    host = read_host(write(tmp_path, {"proc/cpuinfo": text}))
+    assert (host.name, host.flags, host.has_bfloat16) == ("Some CPU", ("avx2", "avx512_bf16"), True)
+    assert not read_host(write(tmp_path, {"proc/cpuinfo": text.replace("avx512_bf16", "")})).has_bfloat16
+    assert read_host(tmp_path / "nothing").flags == ()
+
+
+def test_probe_and_device() -> None:
+    answer = platform.probe()
+    assert answer.usable
+    assert answer.score > 0
+    (device,) = platform.devices()
+    assert "cores" in device.detail
+
+
+def test_without_torch_the_platform_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cardan_cpu.cpu_platform.find_spec", lambda _: None)
+    answer = platform.probe()
+    assert (answer.usable, answer.score) == (False, 0)
+    assert "pip install" in answer.reason
+
+
+def test_every_feature_is_answered_with_a_reason_and_evidence() -> None:
+    capabilities = platform.capabilities(platform.devices()[0])
+    for feature in Feature:
+        assert str(feature) in capabilities.features
+    for name, answer in capabilities.features.items():
+        assert answer.reason, name
+        assert not capabilities.supports(name) or answer.evidence is Evidence.HARDWARE
+    assert capabilities.page_sizes[0] == 1
+
+
+def test_threads_are_honoured_and_negative_ones_refused() -> None:
+    before = torch.get_num_threads()
+    try:
+        device = platform.open(platform.devices()[0], {"threads": 1})
+        assert torch.get_num_threads() == 1
+        assert default_threads() == 1
+        device.close()
+    finally:
+        torch.set_num_threads(before)
+    with pytest.raises(ConfigError, match=r"threads must be 0 \(automatic\) or more, got -2"):
+        platform.open(platform.devices()[0], {"threads": -2})
+
+
+def test_the_number_of_threads_follows_the_environment() -> None:
+    code = "from cardan_cpu.device import default_threads as d; print(d())"
+    for given in ("1", "64"):
+        env = {"OMP_NUM_THREADS": given, "PATH": ""}
+        shown = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
+        assert int(shown.stdout) == min(int(given), usable_cores())
+
+
+def test_the_device_measures_and_shares_memory() -> None:
+    device = CpuDevice(DeviceInfo(index=0, name="x"), threads=torch.get_num_threads())
+    assert isinstance(device.memory(), Memory)
+    assert isinstance(device.memory_policy(), SharedMemoryPolicy)
+
+
+def facts(native: str) -> object:
+    return type("Facts", (), {"native_dtype": native})()
+
+
+@pytest.mark.parametrize(
+    ("native", "flags", "expected"),
+    [
+        ("float32", ("amx_bf16",), "float32"),
+        ("bfloat16", ("amx_bf16",), "bfloat16"),
+        ("bfloat16", ("avx2",), "bfloat16"),
+    ],
+)
+def test_the_recommended_type_has_its_reason(native: str, flags: tuple[str, ...], expected: str) -> None:
+    recommendation = _recommended_dtype(facts(native), Host("x", flags, 2))  # type: ignore[arg-type]
+    assert recommendation.value == expected
+    assert recommendation.why
+
+
+def view(values: np.ndarray, dtype: str = "F32") -> TensorView:
+    array = np.ascontiguousarray(values)
+    return TensorView("w", dtype, values.shape, memoryview(array.view(np.uint8).reshape(-1)))
+
+
+def spec(rows: int, columns: int, dtype: str) -> LinearSpec:
+    return LinearSpec(name="layer", out_features=rows, in_features=columns, dtype=dtype)
+
+
+@pytest.mark.parametrize("rows", [1, WIDEN_FROM_ROWS - 1, WIDEN_FROM_ROWS, 33])
+@pytest.mark.parametrize("with_bias", [False, True])
+def test_widening_gives_products_that_are_rounded_once(rows: int, with_bias: bool, monkeypatch) -> None:
+    monkeypatch.setattr("cardan_cpu.linear.BLOCK_ELEMENTS", 65 * 7)
+    rng = np.random.default_rng(rows)
+    weight = torch.from_numpy(rng.standard_normal((50, 65))).bfloat16()
+    x = torch.from_numpy(rng.standard_normal((rows, 65))).bfloat16()
+    bias = torch.from_numpy(rng.standard_normal(50)).float() if with_bias else None
+    packed = CpuDenseLinear(has_bfloat16=False).pack([view(weight.float().numpy())], spec(50, 65, "bfloat16"), bias)
+    assert isinstance(packed, WideningWeight)
+    exact = x.double() @ weight.double().T + (0 if bias is None else bias.bfloat16().double())
+    got = packed.apply(x)
+    assert got.dtype is torch.bfloat16
+    error = (got.double() - exact).abs().amax(1) / exact.abs().amax(1)
+    assert error.max() <= 2**-8
+
+
+def test_hardware_that_multiplies_bfloat16_is_left_to_it() -> None:
+    packed = CpuDenseLinear(has_bfloat16=True).pack([view(np.ones((2, 3), np.float32))], spec(2, 3, "bfloat16"), None)
+    assert not isinstance(packed, WideningWeight)
+
+
+@pytest.mark.parametrize("fmt", ["F32", "F16", "BF16"])
+def test_dense_views_are_joined_in_the_type_of_activations(fmt: str) -> None:
+    values = np.random.default_rng(0).standard_normal((5, 4)).astype(np.float32)
+    tensor = torch.from_numpy(values).to({"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}[fmt])
+    raw = tensor.view(torch.uint8).numpy()
+    views = [
+        TensorView("w", fmt, (2, 4), memoryview(raw[:2].reshape(-1))),
+        TensorView("w", fmt, (3, 4), memoryview(raw[2:].reshape(-1))),
+    ]
+    packed = DenseLinear().pack(views, spec(5, 4, "float32"), None)
+    assert torch.equal(packed.weight, tensor.float())
+    assert packed.num_bytes == 80
+    assert torch.equal(packed.gather(torch.tensor([4, 0], dtype=torch.int32)), tensor.float()[[4, 0]])
+
+
+def test_refuses_block_formats_and_wrong_numbers_of_rows() -> None:
+    method = DenseLinear()
+    assert method.claims("F16", spec(2, 3, "float32")) is None
+    assert "Q4_1 is a block format" in str(method.claims("Q4_1", spec(2, 3, "float32")))
+    with pytest.raises(UnsupportedError, match=r"w cannot be packed for layer: Q8_0 is a block format.*Widen it first"):
+        method.pack([TensorView("w", "Q8_0", (2, 32), memoryview(bytes(68)))], spec(2, 32, "float32"), None)
+    with pytest.raises(UnsupportedError, match="layer needs 3 rows, but its tensors have 2"):
+        method.pack([view(np.ones((2, 3), np.float32))], spec(3, 3, "float32"), None)
