@@ -205,6 +205,42 @@ def test_aborts_give_everything_back_and_say_so(make_core, overlap):
     assert core.stats().totals["aborted_requests"] == 20
 
 
+@pytest.mark.parametrize("seed", range(6))
+def test_aborts_at_any_time_change_no_other_request(make_core, vocabulary, seed):
+    rng = random.Random(seed)
+    core = make_core(
+        max_total_tokens=200,
+        chunked_prefill_size=rng.choice((8, 64)),
+        schedule_conservativeness=0.01,
+        schedule_policy=rng.choice(("fcfs", "lpm", "random", "lof")),
+        disable_overlap_schedule=seed % 2 == 0,
+    )
+    wanted, aborted, collected = {}, set(), Collected()
+    for index in range(60):
+        prompt = [7] * rng.randrange(1, 30) + [rng.randrange(256)]
+        params = SamplingParams(max_new_tokens=rng.randrange(1, 30), temperature=0)
+        wanted[f"r{index}"] = expected_tokens(prompt, params, vocabulary)
+        core.add(generate(f"r{index}", prompt, params))
+        for _ in range(rng.randrange(4)):
+            core.turn()
+            collected.take(core.take_news())
+            core.scheduler.check_invariants()
+        if rng.random() < 0.3:
+            victim = f"r{rng.randrange(index + 1)}"
+            core.abort(victim)
+            aborted.add(victim)
+    finish(core, collected)
+    assert set(collected.last) == set(wanted)
+    for wire_id, output in collected.last.items():
+        tokens = collected.tokens.get(wire_id, [])
+        if output.finish_reason.kind is FinishKind.ABORT:
+            assert wire_id in aborted
+            assert tokens == wanted[wire_id][: len(tokens)]
+        else:
+            assert tokens == wanted[wire_id]
+    assert core.stats().used_tokens == 0
+
+
 def test_a_row_that_gives_nan_fails_alone(make_core, vocabulary):
     core = make_core(platform_options={"nan_token": 66})
     params = SamplingParams(max_new_tokens=4, temperature=0, logit_bias={66: -100.0})

@@ -389,6 +389,10 @@ def test_the_null_model_needs_no_files(start_engine, tmp_path, monkeypatch, voca
     async def scenario():
         outputs = await collect(started.frontend, request())
         assert ids(outputs) == expected_tokens((1, 2, 3), SamplingParams(max_new_tokens=8, temperature=0), vocabulary)
-        assert started.frontend.tokenizer.has_chat_template
+        assert started.frontend.info.model_name == "null"
+        messages = [{"role": "user", "content": "hi"}]
+        assert started.frontend.tokenizer.render_chat(messages) == (
+            "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
+        )
 
     started.run(scenario())

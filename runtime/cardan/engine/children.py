@@ -38,7 +38,8 @@ class Child:
     def __init__(self, role: str, folder: Path) -> None:
         """Start it; it imports what it needs and then waits for ``configure``."""
         self.role = role
-        command = [sys.executable, "-c", _BOOTSTRAP, f"cardan::{role}"]
+        # The first statement is a name for process listings.
+        command = [sys.executable, "-c", f"'cardan::{role}'; {_BOOTSTRAP}"]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=2)
         self._send({"path": sys.path, "role": role, "folder": str(folder)})
 

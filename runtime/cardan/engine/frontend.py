@@ -318,7 +318,7 @@ class Frontend:
             case DetokenizerReady():
                 self._answer_ready("detokenizer", message)
             case Failed():
-                self._fail(message.error.exception())
+                self._fail(_failure(message))
 
     def _answer_call(self, reply: FlushReply | StatsReply) -> None:
         future = self._calls.get(reply.call_id)
@@ -364,3 +364,11 @@ class Frontend:
             self._dead.set_result(dead)
             for child in self._children:
                 child.kill()
+
+
+def _failure(message: Failed) -> CardanError:
+    """What a child's last words mean: an error of its own class, or a bug that its log has in full."""
+    error = message.error.exception()
+    if not isinstance(error, EngineDeadError):
+        return error
+    return EngineDeadError(f"The {message.process} process failed ({error}); its log says more. Restart the engine.")

@@ -52,4 +52,8 @@ def load_model_tokenizer(config: ModelConfig, progress: Progress | None = None) 
         ModelError: there is no such model, or its files are wrong.
     """
     description = open_weightless(config, progress)
-    return load_tokenizer(description.tokenizer, generation_config=description.generation_config)
+    return load_tokenizer(
+        description.tokenizer,
+        generation_config=description.generation_config,
+        chat_template=config.chat_template,
+    )

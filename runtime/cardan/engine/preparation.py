@@ -17,7 +17,7 @@ from cardan.engine.model_files import open_model, open_weightless
 from cardan.errors import UnsupportedModelError
 from cardan.models import DecoderModel, build_model
 from cardan.platform import Device, KVPool, LoadedModel, MemoryRequest, Model, Plan, Platform, Runner, SettingSource
-from cardan.platform.discovery import choose_platform
+from cardan.platform.discovery import choose_platform, platforms_claiming
 from cardan.platform.resolve import platform_facts, resolve
 from cardan.runner import open_device
 from cardan.scheduler import SchedulerSettings
@@ -106,6 +106,7 @@ def open_and_resolve(config: EngineConfig, progress: Progress = _silent) -> Open
         CardanError: the model, the platform or a setting is refused.
     """
     apply_installed_plugins()
+    apply_installed_plugins()
     platform = choose_platform(config.platform.platform)
     device = platform.devices()[0]
     if config.model.random_weights is not None or not platform.reads_weights:
@@ -113,7 +114,9 @@ def open_and_resolve(config: EngineConfig, progress: Progress = _silent) -> Open
     else:
         checkpoint = open_model(config.model, progress)
         model = build_model(checkpoint.config, checkpoint.name, checkpoint.tensor_info())
-    facts = platform_facts(platform, device, model.facts)
+    refused = config.model.quantization_fallback == "refuse"
+    elsewhere = platforms_claiming(model.facts.weight_formats, but=platform.name) if refused else {}
+    facts = platform_facts(platform, device, model.facts, elsewhere)
     plan = resolve(config, model.facts, facts, drawn_seed=secrets.randbits(32))
     return Opened(checkpoint=checkpoint, model=model, platform=platform, plan=plan)
 

@@ -96,4 +96,4 @@ def write_tiny_model(folder: Path, context_length: int = 4096) -> Path:
 
 def null_model_folder() -> Path:
     """The tiny model in Cardan's cache folder, written when it is not there: what ``--model null`` means."""
-    return write_tiny_model(cache_dir() / "null-model")
+    return write_tiny_model(cache_dir() / "null")
