@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from cardan.errors import PlatformApiError, PlatformLoadError, PlatformNotFoundError
-from cardan.platform import PLATFORM_API, Availability, Capabilities, DeviceInfo, Platform
-from cardan.platform.discovery import choose_platform, find_plugins, load_platform, survey
+from cardan.platform import PLATFORM_API, Availability, Capabilities, Capability, DeviceInfo, Platform, Support
+from cardan.platform.discovery import choose_platform, find_plugins, load_platform, platforms_claiming, survey
 
 
 class FakePlatform(Platform):
@@ -31,7 +31,7 @@ class FakePlatform(Platform):
         return (DeviceInfo(index=0, name="fake"),)
 
     def capabilities(self, device: DeviceInfo) -> Capabilities:
-        return Capabilities({})
+        return Capabilities({"weights:Q4_1": Capability(Support.NATIVE), "weights:Q6_K": Capability(Support.EMULATED)})
 
     def open(self, device: DeviceInfo, options: Any) -> Any:
         raise AssertionError("discovery must not open a device")
@@ -194,6 +194,16 @@ def test_a_probe_that_raises_is_reported() -> None:
     with pytest.raises(PlatformLoadError, match="failed while it was probed: OSError: driver went away"):
         choose_platform("a", points)
     assert survey(points)[0].error is not None
+
+
+def test_platforms_that_take_a_format_are_found() -> None:
+    points = [
+        FakeEntryPoint("a", FakePlatform("a")),
+        FakeEntryPoint("b", FakePlatform("b")),
+        FakeEntryPoint("absent", FakePlatform("absent", usable=False)),
+        FakeEntryPoint("broken", ImportError("x")),
+    ]
+    assert platforms_claiming(["Q4_1", "Q6_K"], "a", points) == {"Q4_1": ("b",), "Q6_K": ()}
 
 
 def test_a_real_distribution_on_the_path_is_found(tmp_path: Path) -> None:

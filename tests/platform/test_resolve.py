@@ -171,16 +171,13 @@ def test_refused_widening_names_formats_and_platforms_that_have_them() -> None:
     assert "Pass --quantization-fallback auto" in message
 
 
-def test_quantization_names_a_format_held_or_made() -> None:
+def test_quantization_names_the_format_of_most_weights() -> None:
     facts = model(weight_formats={"Q4_1": 210})
     assert plan(config(m={"quantization": "q4_1"}), facts).value("quantization") == "Q4_1"
-    assert (
-        plan(config(m={"quantization": "q8_0"}), on=platform({"quantize:Q8_0": NATIVE})).value("quantization") == "Q8_0"
-    )
-    with pytest.raises(
-        UnsupportedError, match=r"holds \(Q4_1\) or that the platform makes at load \(none\), got 'awq'"
-    ):
-        plan(config(m={"quantization": "awq"}), facts)
+    assert plan(config(m={"quantization": "bf16"})).value("quantization") == "BF16"
+    for other in ("q8_0", "awq"):
+        with pytest.raises(UnsupportedError, match=rf"'tiny' is in \(Q4_1\).*got '{other}'\. Drop the flag"):
+            plan(config(m={"quantization": other}), facts)
 
 
 def test_the_seed() -> None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from cardan.errors import PlatformApiError, PlatformError, PlatformLoadError, PlatformNotFoundError
 from cardan.platform.api import PLATFORM_API, Availability, Platform
+from cardan.platform.capabilities import Support
 from cardan.plugins import EntryPointLike, Plugin, describe_error, installed, load_guarded
 
 GROUP = "cardan.platforms"
@@ -71,6 +72,28 @@ def survey(entry_points: Iterable[EntryPointLike] | None = None) -> tuple[Platfo
     return tuple(_status(plugin, [other for other in plugins if other.name == plugin.name]) for plugin in plugins)
 
 
+def platforms_claiming(
+    formats: Iterable[str], but: str, entry_points: Iterable[EntryPointLike] | None = None
+) -> dict[str, tuple[str, ...]]:
+    """For each weight format, the installed platforms that take it as it is, for messages that refuse one.
+
+    Args:
+        formats: weight formats.
+        but: a platform that is left out.
+        entry_points: taken instead of those installed.
+    """
+    claims: dict[str, tuple[str, ...]] = dict.fromkeys(formats, ())
+    for status in survey(entry_points):
+        if status.platform is None or status.plugin.name == but or not _chosen_by_auto(status):
+            continue
+        for device in status.platform.devices()[:1]:
+            capabilities = status.platform.capabilities(device)
+            for fmt, names in claims.items():
+                if capabilities.get(f"weights:{fmt}").support is Support.NATIVE:
+                    claims[fmt] = (*names, status.plugin.name)
+    return claims
+
+
 def choose_platform(name: str = AUTO, entry_points: Iterable[EntryPointLike] | None = None) -> Platform:
     """The platform called ``name``, or for ``auto`` the one whose probe scores highest.
 
@@ -98,7 +121,7 @@ def _choose_best(statuses: tuple[PlatformStatus, ...]) -> Platform:
     scored = [
         (status.availability.score, status.platform)
         for status in statuses
-        if status.platform and status.availability and status.availability.usable and status.availability.score > 0
+        if status.platform and status.availability and _chosen_by_auto(status)
     ]
     if not scored:
         raise PlatformNotFoundError(
@@ -114,6 +137,10 @@ def _choose_best(statuses: tuple[PlatformStatus, ...]) -> Platform:
             f"Platforms {names} both score {best}, so auto cannot choose. Pass --platform with one of them."
         )
     return winners[0]
+
+
+def _chosen_by_auto(status: PlatformStatus) -> bool:
+    return status.availability is not None and status.availability.usable and status.availability.score > 0
 
 
 def _reason(status: PlatformStatus) -> str:

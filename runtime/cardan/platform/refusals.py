@@ -66,10 +66,11 @@ def check_layers(layers: Sequence[LayerKV], context_length: int, platform: str, 
         if capabilities.supports(feature):
             continue
         answer = capabilities.get(feature)
+        advice = answer.alternative.rstrip(".") or "Choose another platform; `cardan platforms` lists them"
         named = ", ".join(str(index) for index in indices[:4]) + (" …" if len(indices) > 4 else "")
         raise UnsupportedError(
             f"The model needs {feature} in layers {named}, which platform {platform!r} does not support: "
-            f"{answer.reason}. {answer.alternative.rstrip('.') or 'Choose another platform; `cardan platforms` lists them'}."
+            f"{answer.reason}. {advice}."
         )
 
 
@@ -141,25 +142,28 @@ def _plan_format(fmt: str, count: int, capabilities: Capabilities) -> FormatPlan
     return FormatPlan(fmt, count, False, f"widened at load: {answer.reason}")
 
 
-def resolve_quantization(asked: str | None, facts: ModelFacts, capabilities: Capabilities) -> Setting:
-    """The format that weights are quantized to at load, or the checkpoint's own.
+def resolve_quantization(asked: str | None, facts: ModelFacts) -> Setting:
+    """The format that the checkpoint was asked to be in; nothing is quantized at load.
 
     Raises:
-        UnsupportedError: the checkpoint does not hold that format and the platform cannot make it.
+        UnsupportedError: the checkpoint is in another format.
     """
     if asked is None:
         return Setting(None, SettingSource.DEFAULT, "weights keep the checkpoint's formats")
-    held = {fmt.lower(): fmt for fmt in facts.weight_formats}
-    if asked.lower() in held:
-        return Setting(held[asked.lower()], SettingSource.FLAG, "--quantization; the checkpoint holds it")
-    made = {fmt.lower(): fmt for fmt in capabilities.family("quantize")}
-    if asked.lower() in made:
-        return Setting(made[asked.lower()], SettingSource.FLAG, "--quantization; made at load")
+    main = _main_format(facts.weight_formats)
+    if asked.lower() == main.lower():
+        return Setting(main, SettingSource.FLAG, "--quantization; the checkpoint is in it")
     raise UnsupportedError(
-        f"--quantization must name a format that the checkpoint holds ({', '.join(sorted(facts.weight_formats))}) "
-        f"or that the platform makes at load ({', '.join(sorted(made.values())) or 'none'}), got {asked!r}. "
-        "Drop the flag, or choose a checkpoint in that format."
+        f"--quantization must name the format that the checkpoint {facts.name!r} is in ({main}), since nothing is "
+        f"quantized at load, got {asked!r}. Drop the flag, or choose a checkpoint in that format."
     )
+
+
+def _main_format(formats: Mapping[str, int]) -> str:
+    """The format of most weights: of most block-quantized tensors where there are any (norms stay dense)."""
+    blocks = {fmt: count for fmt, count in formats.items() if fmt not in DENSE_FORMATS}
+    counted = blocks or formats
+    return max(sorted(counted), key=lambda fmt: counted[fmt], default="none")
 
 
 def parse_options(given: Iterable[str], specs: Iterable[OptionSpec], platform: str) -> dict[str, Any]:

@@ -1,0 +1,217 @@
+"""Every setting is checked, and every setting is read by someone."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cardan.cache import EVICTION_POLICIES
+from cardan.config import (
+    CacheConfig,
+    EngineConfig,
+    ModelConfig,
+    PlatformConfig,
+    SchedulerConfig,
+    ServerConfig,
+    cache_dir,
+    hub_cache_dir,
+    hub_offline,
+    thread_limit,
+)
+from cardan.errors import ConfigError
+from cardan.scheduler import SCHEDULE_POLICIES
+
+ROOT = Path(__file__).parents[1] / "runtime" / "cardan"
+
+RESOLVE = "platform/resolve.py"
+CONSUMED_BY = {
+    "model.model": "weights/locate.py",
+    "model.tokenizer": "weights/opening.py",
+    "model.chat_template": "engine/model_files.py",
+    "model.served_model_name": "engine/frontend.py",
+    "model.dtype": RESOLVE,
+    "model.context_length": RESOLVE,
+    "model.quantization": RESOLVE,
+    "model.quantization_fallback": RESOLVE,
+    "model.revision": "weights/locate.py",
+    "model.random_weights": "engine/preparation.py",
+    "platform.platform": "engine/preparation.py",
+    "platform.attention_backend": RESOLVE,
+    "platform.prefill_attention_backend": RESOLVE,
+    "platform.decode_attention_backend": RESOLVE,
+    "platform.kv_cache_dtype": RESOLVE,
+    "platform.disable_graph": RESOLVE,
+    "platform.tp_size": RESOLVE,
+    "platform.options": RESOLVE,
+    "cache.mem_fraction_static": RESOLVE,
+    "cache.max_total_tokens": RESOLVE,
+    "cache.page_size": RESOLVE,
+    "cache.disable_radix_cache": RESOLVE,
+    "cache.radix_eviction_policy": RESOLVE,
+    "scheduler.schedule_policy": RESOLVE,
+    "scheduler.schedule_conservativeness": RESOLVE,
+    "scheduler.chunked_prefill_size": RESOLVE,
+    "scheduler.max_prefill_tokens": RESOLVE,
+    "scheduler.max_running_requests": RESOLVE,
+    "scheduler.max_queued_requests": RESOLVE,
+    "scheduler.enable_mixed_chunk": RESOLVE,
+    "scheduler.prefill_decode_interval": RESOLVE,
+    "scheduler.enable_priority_scheduling": RESOLVE,
+    "scheduler.priority_scheduling_preemption_threshold": RESOLVE,
+    "scheduler.disable_overlap_schedule": RESOLVE,
+    "scheduler.allow_auto_truncate": RESOLVE,
+    "scheduler.random_seed": RESOLVE,
+    "server.host": "server/serve.py",
+    "server.port": "server/serve.py",
+    "server.api_key": "server/app.py",
+    "server.stream_interval": "engine/detokenizer_process.py",
+    "server.enable_cache_report": "server/openai_usage.py",
+    "server.enable_metrics": "server/app.py",
+    "server.max_body_bytes": "server/native.py",
+    "server.drain_timeout_s": "server/serve.py",
+    "server.log_requests": "server/generation.py",
+    "server.log_level": "engine/scheduler_process.py",
+}
+"""Who reads each field of the config. What ``resolve`` reads is in the plan."""
+
+PLAN_CONSUMED_BY = {
+    "context_length": "engine/preparation.py",
+    "dtype": "runner/device.py",
+    "kv_cache_dtype": "engine/preparation.py",
+    "prefill_attention_backend": "runner/device.py",
+    "decode_attention_backend": "runner/device.py",
+    "page_size": "engine/preparation.py",
+    "radix_cache": "engine/preparation.py",
+    "chunked_prefill_size": "engine/preparation.py",
+    "max_prefill_tokens": "engine/preparation.py",
+    "max_running_requests": "engine/preparation.py",
+    "max_total_tokens": "engine/preparation.py",
+    "mem_fraction_static": "engine/preparation.py",
+    "overlap": "engine/core.py",
+    "graph": "engine/core.py",
+    "enable_mixed_chunk": "engine/preparation.py",
+    "quantization_fallback": "runner/device.py",
+    "radix_eviction_policy": "engine/preparation.py",
+    "schedule_policy": "engine/preparation.py",
+    "schedule_conservativeness": "engine/preparation.py",
+    "max_queued_requests": "engine/preparation.py",
+    "prefill_decode_interval": "engine/preparation.py",
+    "enable_priority_scheduling": "engine/preparation.py",
+    "priority_scheduling_preemption_threshold": "engine/preparation.py",
+    "allow_auto_truncate": "engine/preparation.py",
+    "random_seed": "engine/preparation.py",
+}
+"""Who reads each setting of the plan."""
+
+ONLY_SHOWN = {"quantization"}
+"""Settings that need no reader: the value is what the checkpoint holds anyway, and anything else was refused."""
+
+
+def test_every_field_names_its_reader() -> None:
+    expected = {
+        f"{group.name}.{item.name}"
+        for group in fields(EngineConfig)
+        for item in fields(getattr(EngineConfig(), group.name))
+    }
+    assert set(CONSUMED_BY) == expected
+
+
+@pytest.mark.parametrize("name", CONSUMED_BY)
+def test_the_reader_of_a_field_reads_it(name: str) -> None:
+    source = (ROOT / CONSUMED_BY[name]).read_text()
+    assert re.search(rf"\.{name.partition('.')[2]}\b", source), f"{CONSUMED_BY[name]} does not read {name}"
+
+
+def test_every_setting_of_the_plan_names_its_reader() -> None:
+    import plan_examples
+
+    settings = set(plan_examples.plan().settings) | {"max_total_tokens"}
+    assert set(PLAN_CONSUMED_BY) | ONLY_SHOWN == settings
+
+
+@pytest.mark.parametrize("name", PLAN_CONSUMED_BY)
+def test_the_reader_of_a_setting_reads_it(name: str) -> None:
+    source = (ROOT / PLAN_CONSUMED_BY[name]).read_text()
+    phase, _, rest = name.partition("_")
+    spelled = rf"plan\.{name}\b|[\"']{name}[\"']"
+    if rest == "attention_backend":
+        spelled += rf"|_{rest}.*{phase}"
+    assert re.search(spelled, source), f"{PLAN_CONSUMED_BY[name]} does not read {name}"
+
+
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"cache": CacheConfig(mem_fraction_static=1.5)}, "--mem-fraction-static must be between 0 and 1, got 1.5"),
+    ({"cache": CacheConfig(mem_fraction_static=0.0)}, "--mem-fraction-static must be between 0 and 1, got 0.0"),
+    ({"cache": CacheConfig(max_total_tokens=0)}, "--max-total-tokens must be above 0, got 0"),
+    ({"cache": CacheConfig(page_size=-1)}, "--page-size must be above 0, got -1"),
+    ({"model": ModelConfig(context_length=0)}, "--context-length must be above 0"),
+    ({"scheduler": SchedulerConfig(max_prefill_tokens=0)}, "--max-prefill-tokens must be above 0"),
+    ({"scheduler": SchedulerConfig(max_running_requests=0)}, "--max-running-requests must be above 0"),
+    ({"scheduler": SchedulerConfig(max_queued_requests=0)}, "--max-queued-requests must be above 0"),
+    ({"scheduler": SchedulerConfig(schedule_conservativeness=0.0)}, "--schedule-conservativeness must be above 0"),
+    ({"platform": PlatformConfig(tp_size=0)}, "--tp-size must be above 0"),
+    ({"server": ServerConfig(stream_interval=0)}, "--stream-interval must be above 0"),
+    ({"server": ServerConfig(max_body_bytes=0)}, "--max-body-bytes must be above 0"),
+    ({"scheduler": SchedulerConfig(chunked_prefill_size=0)}, "--chunked-prefill-size must be above 0, or -1"),
+    ({"scheduler": SchedulerConfig(chunked_prefill_size=-2)}, "--chunked-prefill-size must be above 0, or -1"),
+    ({"scheduler": SchedulerConfig(prefill_decode_interval=-1)}, "--prefill-decode-interval must be 0 or more"),
+    ({"server": ServerConfig(drain_timeout_s=-1.0)}, "--drain-timeout-s must be 0 or more"),
+    ({"server": ServerConfig(port=65536)}, "--port must be between 0 and 65535, got 65536"),
+    (
+        {"scheduler": SchedulerConfig(schedule_policy="lpm"), "cache": CacheConfig(disable_radix_cache=True)},
+        "--schedule-policy lpm orders by cached prefixes, but --disable-radix-cache keeps none. Drop one",
+    ),
+    ({"scheduler": SchedulerConfig(schedule_policy="priority")}, "priority needs --enable-priority-scheduling"),
+    (
+        {"scheduler": SchedulerConfig(enable_mixed_chunk=True, chunked_prefill_size=-1)},
+        "--enable-mixed-chunk needs chunked prefill",
+    ),
+    (
+        {
+            "platform": PlatformConfig(
+                attention_backend="a", prefill_attention_backend="b", decode_attention_backend="c"
+            )
+        },
+        "--attention-backend a has no effect beside both",
+    ),
+]
+
+
+@pytest.mark.parametrize(("groups", "message"), REFUSED, ids=[row[1][:50] for row in REFUSED])
+def test_what_contradicts_itself_is_refused(groups: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        EngineConfig(**groups)
+    assert message in str(caught.value)
+
+
+def test_the_help_names_the_policies_that_exist() -> None:
+    assert set(_named(SchedulerConfig, "schedule_policy")) == set(SCHEDULE_POLICIES)
+    assert set(_named(CacheConfig, "radix_eviction_policy")) == set(EVICTION_POLICIES)
+
+
+def _named(cls: type[Any], field: str) -> list[str]:
+    line = re.search(rf" {field}: (.*?)(?=\n        \w+:|\Z)", str(cls.__doc__), re.DOTALL)
+    assert line is not None
+    return re.findall(r"``([\w-]+)``", line.group(1))
+
+
+def test_where_models_are_kept() -> None:
+    assert cache_dir({"CARDAN_CACHE": "/a"}) == Path("/a")
+    assert cache_dir({"XDG_CACHE_HOME": "/x"}) == Path("/x/cardan")
+    assert cache_dir({}) == Path.home() / ".cache" / "cardan"
+    assert hub_cache_dir({"HF_HUB_CACHE": "/h"}) == Path("/h")
+    assert hub_cache_dir({"HF_HOME": "/h"}) == Path("/h/hub")
+    assert hub_cache_dir({"XDG_CACHE_HOME": "/x"}) == Path("/x/huggingface/hub")
+    assert [hub_offline({"HF_HUB_OFFLINE": text}) for text in ("1", "TRUE", "0", "")] == [True, True, False, False]
+
+
+def test_the_thread_limit_is_read_and_checked() -> None:
+    assert thread_limit({"OMP_NUM_THREADS": "3"}) == 3
+    assert thread_limit({}) is None
+    for text in ("0", "two", "-1"):
+        with pytest.raises(ConfigError, match=f"OMP_NUM_THREADS must be a whole number above 0, got '{text}'"):
+            thread_limit({"OMP_NUM_THREADS": text})
