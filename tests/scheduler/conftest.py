@@ -4,24 +4,27 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 sys.path.append(str(Path(__file__).parent))
 
+_TOTALS: Counter[str] = Counter()
 
-@pytest.fixture(scope="session")
-def simulation_totals(request: pytest.FixtureRequest) -> Iterator[Counter[str]]:
+
+@pytest.fixture
+def simulation_totals() -> Counter[str]:
     """Counts of all simulated runs; printed at the end."""
-    totals: Counter[str] = Counter()
-    yield totals
-    reporter = request.config.pluginmanager.get_plugin("terminalreporter")
-    if reporter is not None and totals["requests"]:
-        reporter.write_line("")
-        reporter.write_line(
-            f"simulated {totals['requests']} requests in {totals['steps']} steps: {totals['wall_ms'] / 1000:.1f} s, "
-            f"{totals['retractions']} retractions, {totals['preemptions']} preemptions, "
-            f"{totals['aborted_requests']} aborts, {totals['dropped_tokens']} dropped tokens"
+    return _TOTALS
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say what the simulation did and how long it took."""
+    if _TOTALS["requests"]:
+        terminalreporter.write_line(
+            f"simulated {_TOTALS['requests']} requests in {_TOTALS['steps']} steps: {_TOTALS['wall_ms'] / 1000:.1f} s "
+            f"({_TOTALS['cpu_ms'] / 1000:.1f} s of one core), {_TOTALS['retractions']} retractions, "
+            f"{_TOTALS['preemptions']} preemptions, {_TOTALS['deferrals']} deferrals, "
+            f"{_TOTALS['aborted_requests']} aborts, {_TOTALS['dropped_tokens']} dropped tokens"
         )
