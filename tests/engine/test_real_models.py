@@ -8,7 +8,12 @@ from collections.abc import Iterator
 import pytest
 import tiny_models
 
-from cardan.engine import Engine
+from cardan.engine import Engine, prepare
+from cardan.engine.core import EngineCore
+from cardan.engine.messages import Generate
+from cardan.engine.model_files import load_model_tokenizer
+from cardan.engine.options import config_from_options
+from cardan.types import LogprobParams, SamplingParams
 
 PROMPTS = [[5, 9, 17, 33], [5, 9, 17, 40, 41, 42], [60], list(range(3, 30))]
 
@@ -80,6 +85,26 @@ class TestTinyLlama:
         alone = llama.generate(input_ids=PROMPTS[0], sampling_params=params)["output_ids"]
         crowd = llama.generate(input_ids=[PROMPTS[0]] * 3 + PROMPTS, sampling_params=params)
         assert [answer["output_ids"] for answer in crowd[:4]] == [alone] * 4
+
+
+def test_random_weights_need_no_checkpoint_and_follow_their_seed(tiny_model):
+    def logprobs(seed):
+        config = config_from_options(
+            {"model": str(tiny_model), "platform": "cpu", "random_weights": seed, "max_total_tokens": 64}
+        )
+        prepared = prepare(config)
+        core = EngineCore(prepared, load_model_tokenizer(config.model))
+        params = SamplingParams(temperature=0, max_new_tokens=12, ignore_eos=True)
+        core.add(Generate("a", [1, 2, 3], params, LogprobParams(output=True), 0, None, None, 0.0))
+        found: list[float] = []
+        while core.has_work:
+            core.turn()
+            found += [item.logprob for news in core.take_news() for output in news.detailed for item in output.logprobs]
+        prepared.close()
+        return found
+
+    assert len(logprobs(1)) == 12
+    assert logprobs(1) == logprobs(1) != logprobs(2)
 
 
 @pytest.mark.model

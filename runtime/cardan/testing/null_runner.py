@@ -50,11 +50,11 @@ class NullTiming:
 
 
 class NullKVPool(KVPool):
-    """Token ids by slot, ``int32 [groups, slots]``, and row-to-slot tables, ``int32 [groups, rows, length]``."""
+    """Token ids by slot, ``int64 [groups, slots]``, and row-to-slot tables, ``int64 [groups, rows, length]``."""
 
     def __init__(self, layout: KVLayout, num_slots: int, num_rows: int, max_length: int) -> None:
-        self.tokens = np.full((layout.num_groups, num_slots), _NEVER_WRITTEN, np.int32)
-        self.tables = np.zeros((layout.num_groups, num_rows, max_length), np.int32)
+        self.tokens = np.full((layout.num_groups, num_slots), _NEVER_WRITTEN, np.int64)
+        self.tables = np.zeros((layout.num_groups, num_rows, max_length), np.int64)
         self._num_bytes = num_slots * layout.bytes_per_slot
 
     @property
@@ -90,21 +90,23 @@ class NullKVPool(KVPool):
         groups = np.arange(self.tokens.shape[0])[:, None]
         self.tokens[groups, slots] = ids
 
-    def sequences(self, row_ids: Int32Array, lengths: Int32Array) -> Int32Array:
-        """Tokens of rows, read back through their tables: ``int32 [n, longest]``, of which ``lengths`` count.
+    def sequences(self, row_ids: Int32Array, lengths: Int32Array) -> npt.NDArray[np.int64]:
+        """Tokens of rows, read back through their tables: ``int64 [n, longest]``, 0 beyond ``lengths``.
 
         Raises:
             RuntimeError: a slot of a row was never written, or the groups hold different tokens.
         """
         longest = int(lengths.max(initial=0))
-        groups = np.arange(self.tokens.shape[0])[:, None, None]
-        read = self.tokens[groups, self.tables[:, row_ids, :longest]]
-        counts = np.arange(longest) < lengths[:, None]
-        if (read[:, counts] == _NEVER_WRITTEN).any():
+        inside = np.arange(longest) < lengths[:, None]
+        of_groups = [
+            tokens.take(table[row_ids, :longest]) * inside
+            for tokens, table in zip(self.tokens, self.tables, strict=True)
+        ]
+        if (of_groups[0] == _NEVER_WRITTEN).any():
             raise RuntimeError(f"A row of {row_ids.tolist()} reads a slot that was never written.")
-        if (read[:, counts] != read[:1, counts]).any():
+        if any((read != of_groups[0]).any() for read in of_groups[1:]):
             raise RuntimeError(f"The KV groups of a row of {row_ids.tolist()} hold different tokens.")
-        return np.asarray(read[0], np.int32)
+        return of_groups[0]
 
 
 @dataclass(slots=True)

@@ -56,21 +56,26 @@ class SequenceHasher:
     """Hashes token sequences in order; one token moved, lost or changed gives another hash."""
 
     def __init__(self) -> None:
-        self._weights = _weights(1024)
+        self._weights = _weights(0)
+        self._sums = np.zeros(1, np.uint64)
 
     def __call__(self, ids: npt.ArrayLike) -> int:
         """Hash ``ids: int [n]`` into 64 bits."""
         tokens = np.atleast_2d(np.asarray(ids, np.int64))
         return int(self.rows(tokens, np.array([tokens.shape[1]]))[0])
 
-    def rows(self, tokens: npt.NDArray[np.signedinteger], lengths: npt.NDArray[np.integer]) -> npt.NDArray[np.uint64]:
-        """Hash the first ``lengths: int [n]`` of each row of ``tokens: int [n, width]``; returns ``uint64 [n]``."""
+    def rows(self, tokens: npt.NDArray[np.int64], lengths: npt.NDArray[np.integer]) -> npt.NDArray[np.uint64]:
+        """Hash the first ``lengths: int [n]`` of each row of ``tokens: int64 [n, width]``; returns ``uint64 [n]``.
+
+        Tokens beyond the length must be 0.
+        """
         width = tokens.shape[1]
         if width > self._weights.size:
             self._weights = _weights(2 * width)
-        terms = (tokens.astype(np.int64).view(np.uint64) + np.uint64(1)) * self._weights[:width]
-        terms[np.arange(width) >= lengths[:, None]] = 0
-        return mix_arrays(terms.sum(axis=1, dtype=np.uint64), lengths.astype(np.uint64))
+            self._sums = np.concatenate((np.zeros(1, np.uint64), np.cumsum(self._weights)))
+        # Each token counts as itself plus one, so that zeros at the end of a sequence count too.
+        totals = tokens.view(np.uint64) @ self._weights[:width] + self._sums[lengths]
+        return mix_arrays(totals, lengths.astype(np.uint64))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
