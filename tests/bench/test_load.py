@@ -141,12 +141,15 @@ async def test_a_server_is_asked_and_measured() -> None:
         heads.append(head)
         if head.startswith("GET /v1/models"):
             return 200, [b'{"data": [{"id": "tiny"}]}']
+        if head.startswith("GET /model_info"):
+            return 200, [b'{"vocab_size": 260}']
         seen.append(body)
         return 200, STREAM
 
     async def use(url: str) -> RequestRecord:
         async with HttpTarget(url + "/v1/", api_key="secret") as target:
             assert target.model == "tiny"
+            assert await target.vocab_size() == 260
             (record,) = await run_load(target, requests(1))
             return record
 
@@ -160,6 +163,15 @@ async def test_a_server_is_asked_and_measured() -> None:
     assert seen[0]["ignore_eos"] is True
     assert seen[0]["model"] == "tiny"
     assert "authorization: bearer secret" in heads[1].lower()
+
+
+async def test_a_server_that_does_not_tell_its_vocabulary() -> None:
+    async def use(url: str) -> int | None:
+        async with HttpTarget(url, model="m") as target:
+            return await target.vocab_size()
+
+    assert await with_server(lambda head, body: (404, [b"{}"]), use) is None
+    assert await with_server(lambda head, body: (200, [b"[]"]), use) is None
 
 
 @pytest.mark.parametrize(

@@ -64,6 +64,15 @@ class HttpTarget:
                 "Start the server, or correct --base-url."
             ) from error
 
+    async def vocab_size(self) -> int | None:
+        """Ids of the model, where the server tells it at ``/model_info``; others do not."""
+        httpx = _require_httpx()
+        try:
+            reply = await self._client.get("/model_info")
+            return int(reply.json()["vocab_size"]) if reply.status_code == 200 else None
+        except (httpx.HTTPError, LookupError, TypeError, ValueError):
+            return None
+
     async def send(self, request: BenchRequest, record: RequestRecord) -> None:
         """Run one request; see ``cardan.bench.load.Target``."""
         httpx = _require_httpx()

@@ -25,7 +25,7 @@ from cardan.errors import CardanError, ConfigError
 app = App(name="bench", help="Measure an engine, a server, or the scheduler alone.", result_action="return_value")
 
 HTTP_VOCAB = 10_000
-"""Prompts for a server draw their ids below this, which every real vocabulary exceeds."""
+"""Prompts for a server that does not tell its vocabulary draw their ids below this; real ones are larger."""
 
 
 @Parameter(name="*")
@@ -127,7 +127,7 @@ async def _load_server(
     from cardan.bench.http import HttpTarget
 
     async with HttpTarget(base_url, model, api_key) as target:
-        records = await _measure(target, flags, HTTP_VOCAB, console)
+        records = await _measure(target, flags, await target.vocab_size() or HTTP_VOCAB, console)
         return records, {"kind": "server", "base_url": base_url, "model": target.model}
 
 
@@ -139,7 +139,7 @@ async def _measure(target: Target, flags: LoadFlags, vocab_size: int, console: C
                 raise CardanError(f"The warm-up request failed: {record.error}")
     workload = make_workload(flags.shape(), vocab_size)
     columns = (TextColumn("requests"), BarColumn(), MofNCompleteColumn())
-    with Progress(*columns, console=console, transient=True) as progress:
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task("", total=len(workload))
         return await run_load(target, workload, flags.max_concurrency, lambda _: progress.advance(task))
 

@@ -23,17 +23,18 @@ from cardan.errors import ConfigError
 
 @takes_flags((*sampling_flags(), *config_flags(ENGINE_GROUPS), log_level_flag()))
 def generate(
-    *prompts: Annotated[str, Parameter(help="Texts to continue; - reads one from standard input.")],
+    *prompts: Annotated[str, Parameter(help="Texts to continue.")],
     chat: Annotated[bool, Parameter(help="Treat each prompt as a user's message.", negative="")] = False,
     as_json: Annotated[bool, Parameter(name="--json", help="One JSON object per answer.", negative="")] = False,
+    stdin: Annotated[bool, Parameter(help="Read a prompt from standard input.", negative="")] = False,
     **values: Any,
 ) -> int:
     """Continue prompts, printing the text as it comes; several are run together and printed in order."""
     from cardan.engine import Engine
 
-    if not prompts:
-        raise ConfigError("cardan generate needs a prompt, got none. Write it behind the command, or - to read it.")
-    texts = [sys.stdin.read() if prompt == "-" else prompt for prompt in prompts]
+    texts = [*prompts, sys.stdin.read()] if stdin else list(prompts)
+    if not texts:
+        raise ConfigError("cardan generate needs a prompt, got none. Write it behind the command, or pass --stdin.")
     config = read_config({"server__log_level": "warning", **values})
     console = messages()
     set_up_logging(config.server.log_level, console)

@@ -135,7 +135,7 @@ class StartProgress:
             TextColumn("{task.fields[amount]}"),
             TimeElapsedColumn(),
         )
-        self._progress = Progress(*columns, console=console, transient=True)
+        self._progress = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
         self._tasks: dict[str, TaskID] = {}
 
     def __enter__(self) -> StartProgress:
