@@ -101,7 +101,13 @@ class NeutralDevice(Device):
             CheckpointError: a tensor is missing or has another shape than the model expects.
             UnsupportedError: a format is not taken and the plan refuses to widen.
         """
-        loader = WeightLoader(self.device, checkpoint, plan.dtype, str(plan.value("quantization_fallback")))
+        loader = WeightLoader(
+            self.device,
+            checkpoint,
+            plan.dtype,
+            str(plan.value("quantization_fallback")),
+            _made_at_load(plan),
+        )
         with self.device.scope():
             weights = loader.load(model, progress)
             tables = model.rope_tables(plan.context_length)
@@ -118,11 +124,13 @@ class NeutralDevice(Device):
         return formula if measured is None else measured
 
     def _dry_run(self, loaded: NeutralModel, plan: Plan, tokens: int) -> None:
-        """A prefill of ``tokens`` tokens over the padding slot."""
+        """A prefill of ``tokens`` tokens over the padding slot, in as few rows as the context length allows."""
+        whole, rest = divmod(tokens, plan.context_length)
+        rows = np.array([plan.context_length] * whole + [rest] * (rest > 0), dtype=np.int32)
         layout = KVLayout(layers=loaded.model.facts.layers, page_size=plan.page_size, dtype=plan.kv_cache_dtype)
-        pool = self.allocate_kv(layout, plan.page_size, 1, tokens)
+        pool = self.allocate_kv(layout, plan.page_size, 1, plan.context_length)
         runner = self.runner(loaded, pool, plan)
-        step = runner.launch(padding_batch(layout.num_groups, np.array([tokens], dtype=np.int32)))
+        step = runner.launch(padding_batch(layout.num_groups, rows))
         step.sample()
         step.result()
         runner.close()
@@ -142,9 +150,12 @@ class NeutralDevice(Device):
             raise TypeError(f"the pool must come from this device's allocate_kv, got {type(pool).__name__}")
         names = (str(plan.value(f"{phase}_attention_backend")) for phase in ("prefill", "decode"))
         prefill, decode = (self.device.attention(name, pool.pool, pool.layout, plan.dtype) for name in names)
-        return NeutralRunner(
+        runner = NeutralRunner(
             self.device, model.model, model.weights, model.ropes, (pool.pool, pool.num_rows), (prefill, decode)
         )
+        if plan.value("graph"):
+            runner.capture_decode()
+        return runner
 
     def under_pressure(self) -> bool:
         """Whether the policy calls memory short."""
@@ -167,6 +178,12 @@ def open_device(platform: Platform, info: DeviceInfo, options: Mapping[str, Any]
     """Open a platform's device; one that supplies ops only is completed by the neutral runner."""
     opened = platform.open(info, options)
     return NeutralDevice(opened) if isinstance(opened, OpsDevice) else opened
+
+
+def _made_at_load(plan: Plan) -> str | None:
+    """The format that weights are to be quantized to, or None where the checkpoint's own are kept."""
+    asked = plan.value("quantization")
+    return None if asked is None or asked in plan.model.weight_formats else str(asked)
 
 
 def _own_model(loaded: LoadedModel) -> NeutralModel:

@@ -77,7 +77,9 @@ class _WidenedViews(Sequence[TensorView]):
 class WeightLoader:
     """Loads one model onto one device."""
 
-    def __init__(self, device: OpsDevice, checkpoint: Checkpoint, dtype: str, fallback: str) -> None:
+    def __init__(
+        self, device: OpsDevice, checkpoint: Checkpoint, dtype: str, fallback: str, quantize: str | None = None
+    ) -> None:
         """Bind a loader.
 
         Args:
@@ -85,7 +87,9 @@ class WeightLoader:
             checkpoint: where they are.
             dtype: type of the activations.
             fallback: ``auto`` widens what no linear method takes, ``refuse`` raises.
+            quantize: format that linear methods quantize weights to, or None to keep the checkpoint's.
         """
+        self._quantize = quantize
         self._device = device
         self._checkpoint = checkpoint
         self._dtype = dtype
@@ -153,7 +157,13 @@ class WeightLoader:
         out_features, in_features = parameter.shape
         views = self._views(parameter.sources)
         _check_shape(parameter, views)
-        spec = LinearSpec(name=parameter.name, out_features=out_features, in_features=in_features, dtype=self._dtype)
+        spec = LinearSpec(
+            name=parameter.name,
+            out_features=out_features,
+            in_features=in_features,
+            dtype=self._dtype,
+            quantize=self._quantize,
+        )
         bias = self._values(parameter.bias) if parameter.bias else None
         formats = [self._format_on_device(view, spec) for view in views]
         mixed = len(set(formats)) > 1
@@ -207,7 +217,8 @@ class WeightLoader:
 
     def _notes(self) -> Iterator[str]:
         for (fmt, why), names in self._widened.items():
-            yield f"{len(names)} tensors {fmt} widened to {self._dtype} at load ({why})"
+            target = self._dtype if self._quantize is None else f"float32 before they are quantized to {self._quantize}"
+            yield f"{len(names)} tensors {fmt} widened to {target} at load ({why})"
         if self._composites:
             count = len(self._composites)
             yield f"{count} fused linears kept in parts because their formats differ, first {self._composites[0]}"

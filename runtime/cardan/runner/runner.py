@@ -13,6 +13,7 @@ import numpy as np
 from cardan.platform import (
     AttentionBackend,
     AttentionMeta,
+    GraphRunner,
     Model,
     OpsDevice,
     OpsKVPool,
@@ -28,24 +29,23 @@ from cardan.types import Array, Batch, ForwardMode, Int32Array, LayerKV, PromptL
 class StepForward:
     """One step as the model sees it: token ids, positions, rotation and attention."""
 
-    def __init__(self, runner: NeutralRunner, batch: Batch, input_ids: Array, backend: AttentionBackend) -> None:
-        ops = runner.device.ops
+    def __init__(
+        self, runner: NeutralRunner, tokens: tuple[Array, Array], backend: AttentionBackend, plan: Any
+    ) -> None:
+        """Bind a step.
+
+        Args:
+            runner: whose ops and RoPE tables it uses.
+            tokens: ids and positions, int32 ``[tokens]`` each.
+            backend: attends.
+            plan: what the backend planned for the step.
+        """
         self._runner = runner
         self._backend = backend
-        self._ops = ops
-        self.input_ids = input_ids
-        self.positions = ops.from_host(batch.positions)
+        self._ops = runner.device.ops
+        self.input_ids, self.positions = tokens
         self._ropes: dict[int, Any] = {}
-        self._plan = backend.plan(
-            AttentionMeta(
-                mode=batch.mode,
-                query_starts=batch.query_starts,
-                seq_lens=batch.seq_lens,
-                row_ids=batch.row_ids,
-                positions=batch.positions,
-                out_slots=batch.out_slots,
-            )
-        )
+        self._plan = plan
 
     def rope(self, x: Array, rope_id: int) -> Array:
         """See ``Forward.rope``; a table's rows are gathered once a step."""
@@ -62,7 +62,7 @@ class StepForward:
 
 
 class NeutralRunner(Runner):
-    """Runs one model over one pool of an ops device, eagerly.
+    """Runs one model over one pool of an ops device, eagerly but for decode steps that a graph runner replays.
 
     Attributes:
         device: whose ops it uses.
@@ -97,6 +97,11 @@ class NeutralRunner(Runner):
         self._pool, num_rows = kv
         self._prefill, self._decode = backends
         self._last_tokens = device.ops.from_host(np.zeros(num_rows, dtype=np.int32))
+        self._graph: GraphRunner | None = None
+
+    def capture_decode(self) -> None:
+        """Replay decode steps from captured ones, where the device can."""
+        self._graph = self.device.graph_runner(self._pool, self._decode, self._captured_step)
 
     def warm_up(self, buckets: Sequence[int]) -> None:
         """Run decode steps of the buckets' sizes over the padding row and slot."""
@@ -111,24 +116,50 @@ class NeutralRunner(Runner):
         device, ops = self.device, self.device.ops
         with device.scope():
             self._pool.update_tables(batch.table_deltas)
-            backend = self._decode if batch.mode is ForwardMode.DECODE else self._prefill
-            forward = StepForward(self, batch, self._input_ids(batch), backend)
-            hidden = self._model.hidden(ops, self._weights, forward)
+            hidden = self._hidden(batch)
             prompt = [] if batch.prompt_logprobs is None else self._prompt_logprobs(hidden, batch.prompt_logprobs)
             logits = None
             if len(batch.logits_at):
                 logits = self._model.logits(ops, self._weights, self._rows(hidden, batch.logits_at, batch.num_tokens))
+            device.submit(() if logits is None else (logits,))
         return NeutralStep(self, logits, batch.sampling, prompt)
 
     def remember(self, row_ids: Int32Array, tokens: Array) -> None:
         """Keep the rows' sampled tokens for the next step's -1."""
         ops = self.device.ops
         self._last_tokens = ops.scatter_rows(self._last_tokens, ops.from_host(row_ids), tokens)
+        self.device.submit((self._last_tokens,))
 
     def close(self) -> None:
         """Let go of weights, pool and counts."""
         self._weights = {}
         self._last_tokens = None
+        self._graph = None
+
+    def _hidden(self, batch: Batch) -> Array:
+        """Hidden states of all tokens, ``[tokens, hidden]``: replayed, or run eagerly."""
+        ids = self._input_ids(batch)
+        meta = AttentionMeta(
+            mode=batch.mode,
+            query_starts=batch.query_starts,
+            seq_lens=batch.seq_lens,
+            row_ids=batch.row_ids,
+            positions=batch.positions,
+            out_slots=batch.out_slots,
+        )
+        decode = batch.mode is ForwardMode.DECODE
+        if decode and self._graph is not None and self._graph.can_replay(meta):
+            return self._graph.replay(ids, meta)
+        backend = self._decode if decode else self._prefill
+        return self._run(ids, self.device.ops.from_host(batch.positions), backend, backend.plan(meta))
+
+    def _run(self, ids: Array, positions: Array, backend: AttentionBackend, plan: Any) -> Array:
+        forward = StepForward(self, (ids, positions), backend, plan)
+        return self._model.hidden(self.device.ops, self._weights, forward)
+
+    def _captured_step(self, ids: Array, positions: Array, plan: Any) -> Array:
+        """A decode step over arrays only: what a graph runner records."""
+        return self._run(ids, positions, self._decode, plan)
 
     def _input_ids(self, batch: Batch) -> Array:
         """Token ids on the device, each -1 replaced by its row's last sampled token."""
