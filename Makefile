@@ -5,7 +5,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt
 
 export CARDAN_CACHE ?= $(CURDIR)/.cardan
 export CARDAN_TEST_MODELS ?= $(CARDAN_CACHE)/models
