@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -27,20 +26,13 @@ MAX_BODY_BYTES = 4 * 2**20
 
 
 def _platform_config(platform: str, folder: Path) -> EngineConfig:
-    """A tiny model on a platform; the null platform needs no weights."""
+    """A tiny model with random weights on a platform; the null platform needs none."""
     from cardan.testing import write_tiny_model
 
-    if platform == "null":
-        model, options = write_tiny_model(folder), ("step_ms=0.2",)
-    else:
-        import tiny_models
-
-        write_tiny_model(folder / "tokenizer")
-        model, options = tiny_models.make_tiny("llama", folder / "llama"), ()
-        for name in ("tokenizer.json", "tokenizer_config.json"):
-            shutil.copy(folder / "tokenizer" / name, model / name)
+    options = ("step_ms=0.2",) if platform == "null" else ()
+    model = str(write_tiny_model(folder))
     return EngineConfig(
-        model=ModelConfig(model=str(model), served_model_name="tiny"),
+        model=ModelConfig(model=model, served_model_name="tiny", random_weights=None if platform == "null" else 1),
         platform=PlatformConfig(platform=platform, options=options),
         cache=CacheConfig(max_total_tokens=8192),
         scheduler=SchedulerConfig(random_seed=1),
