@@ -26,7 +26,7 @@ class ModelConfig:
         served_model_name: the name that requests use; the model's by default.
         dtype: type of activations: ``auto``, ``float32``, ``bfloat16`` or ``float16``.
         context_length: longest sequence; the model's own limit by default.
-        quantization: the format that the checkpoint must be in; nothing is quantized at load.
+        quantization: quantize weights at load to a format that the platform makes, or name the checkpoint's own.
         quantization_fallback: what happens to a weight format no GEMM of the platform takes.
         revision: branch, tag or commit on the hub.
         random_weights: fill the weights at random from this seed (benchmarks of shapes without weights).

@@ -175,6 +175,10 @@ def test_quantization_names_the_format_of_most_weights() -> None:
     facts = model(weight_formats={"Q4_1": 210})
     assert plan(config(m={"quantization": "q4_1"}), facts).value("quantization") == "Q4_1"
     assert plan(config(m={"quantization": "bf16"})).value("quantization") == "BF16"
+    offers = platform({"quantize:fast_q4": NATIVE})
+    assert plan(config(m={"quantization": "FAST_q4"}), on=offers).value("quantization") == "fast_q4"
+    with pytest.raises(UnsupportedError, match=r"or one that the platform makes at load \(fast_q4\), got 'awq'"):
+        plan(config(m={"quantization": "awq"}), facts, on=offers)
     for other in ("q8_0", "awq"):
         with pytest.raises(UnsupportedError, match=rf"'tiny' is in \(Q4_1\).*got '{other}'\. Drop the flag"):
             plan(config(m={"quantization": other}), facts)

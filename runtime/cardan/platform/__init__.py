@@ -28,6 +28,7 @@ from cardan.platform.model import (
 from cardan.platform.ops_device import (
     AttentionBackend,
     AttentionMeta,
+    CapturedStep,
     Fetch,
     GraphRunner,
     LinearMethod,
@@ -45,6 +46,7 @@ __all__ = [
     "Availability",
     "Capabilities",
     "Capability",
+    "CapturedStep",
     "Checkpoint",
     "Device",
     "DeviceInfo",

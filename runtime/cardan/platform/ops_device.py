@@ -6,10 +6,10 @@ It knows no model: attention, linears, capture and memory are all that a platfor
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
@@ -28,12 +28,15 @@ class LinearSpec:
         out_features: rows of the weight.
         in_features: columns of the weight.
         dtype: type of the activations.
+        quantize: format of the platform's own that weights are to be quantized to at load (``--quantization``), or
+            None to keep the checkpoint's.
     """
 
     name: str
     out_features: int
     in_features: int
     dtype: str
+    quantize: str | None = None
 
 
 class PackedWeight(abc.ABC):
@@ -121,20 +124,27 @@ class AttentionBackend(abc.ABC):
         """
 
 
+CapturedStep: TypeAlias = Callable[[Array, Array, Any], Array]
+"""``(input_ids: [tokens], positions: [tokens], attention plan) -> hidden: [tokens, hidden]``; it may be recorded."""
+
+
 class GraphRunner(abc.ABC):
-    """Captures steps of fixed shape and replays them."""
+    """Captures decode steps of fixed shape and replays them.
+
+    It is made for one ``CapturedStep`` over one pool. What is bucketed is its own affair: rows, and where keys are
+    gathered also their width. Attention is planned inside ``replay``, outside what is captured.
+    """
 
     @abc.abstractmethod
-    def capture(self, step: Callable[[Mapping[str, Array]], Array], buckets: Sequence[int]) -> None:
-        """Capture ``step(fixed inputs) -> hidden`` for decode batches of each bucket's rows, largest first."""
+    def can_replay(self, meta: AttentionMeta) -> bool:
+        """Whether a decode step has a bucket; the runner runs it eagerly where not."""
 
     @abc.abstractmethod
-    def can_replay(self, num_rows: int) -> bool:
-        """Whether a decode batch of that many rows has a bucket."""
+    def replay(self, input_ids: Array, meta: AttentionMeta) -> Array:
+        """Run a decode step of ``input_ids: int32 [rows]``, capturing its bucket first where that is new.
 
-    @abc.abstractmethod
-    def replay(self, inputs: Mapping[str, np.ndarray[Any, Any]], num_rows: int) -> Array:
-        """Copy the inputs into the bucket's buffers, padded, and replay; returns ``[num_rows, hidden]``."""
+        Returns ``[rows, hidden]``.
+        """
 
 
 class Fetch(Protocol):
@@ -181,13 +191,21 @@ class OpsDevice(abc.ABC):
     def attention(self, name: str, pool: OpsKVPool, layout: KVLayout, dtype: str) -> AttentionBackend:
         """Make the attention backend ``name`` over a pool."""
 
-    def graph_runner(self, pool: OpsKVPool) -> GraphRunner | None:
-        """A graph runner, or None where steps run eagerly."""
+    def graph_runner(self, pool: OpsKVPool, backend: AttentionBackend, step: CapturedStep) -> GraphRunner | None:
+        """A graph runner for decode steps over ``pool`` with ``backend``, or None where steps run eagerly."""
         return None
 
     def activation_peak(self, run: Callable[[], None]) -> int | None:
         """Run a dry step and return its peak in bytes beyond what was held before, or None if not measurable."""
         return None
+
+    def submit(self, arrays: Sequence[Array]) -> None:
+        """Start computing ``arrays`` and everything written to pools so far, without waiting.
+
+        The runner calls it once the forward pass of a step was described, and when tokens were sampled. Devices that
+        compute as they are told to have nothing to do; a lazy library starts here.
+        """
+        return
 
     @abc.abstractmethod
     def fetch(self, arrays: Sequence[Array]) -> Fetch:

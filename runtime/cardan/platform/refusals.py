@@ -142,20 +142,25 @@ def _plan_format(fmt: str, count: int, capabilities: Capabilities) -> FormatPlan
     return FormatPlan(fmt, count, False, f"widened at load: {answer.reason}")
 
 
-def resolve_quantization(asked: str | None, facts: ModelFacts) -> Setting:
-    """The format that the checkpoint was asked to be in; nothing is quantized at load.
+def resolve_quantization(asked: str | None, facts: ModelFacts, capabilities: Capabilities) -> Setting:
+    """The format that weights are quantized to at load, or the one that the checkpoint was asked to be in.
 
     Raises:
-        UnsupportedError: the checkpoint is in another format.
+        UnsupportedError: the checkpoint is in another format, and the platform does not make this one.
     """
     if asked is None:
         return Setting(None, SettingSource.DEFAULT, "weights keep the checkpoint's formats")
     main = _main_format(facts.weight_formats)
     if asked.lower() == main.lower():
         return Setting(main, SettingSource.FLAG, "--quantization; the checkpoint is in it")
+    made = {fmt.lower(): fmt for fmt in capabilities.family("quantize")}
+    if asked.lower() in made:
+        return Setting(made[asked.lower()], SettingSource.FLAG, "--quantization; made at load")
+    offer = f"or one that the platform makes at load ({', '.join(made.values())})" if made else ""
+    why = offer or "since nothing is quantized at load"
     raise UnsupportedError(
-        f"--quantization must name the format that the checkpoint {facts.name!r} is in ({main}), since nothing is "
-        f"quantized at load, got {asked!r}. Drop the flag, or choose a checkpoint in that format."
+        f"--quantization must name the format that the checkpoint {facts.name!r} is in ({main}), {why}, "
+        f"got {asked!r}. Drop the flag, or choose a checkpoint in that format."
     )
 
 

@@ -147,7 +147,7 @@ def resolve(config: EngineConfig, facts: ModelFacts, platform: PlatformFacts, *,
     settings |= _sizes(inputs, settings)
     settings |= _loop(inputs)
     settings |= _rest(inputs, drawn_seed)
-    settings["quantization"] = resolve_quantization(config.model.quantization, facts)
+    settings["quantization"] = resolve_quantization(config.model.quantization, facts, platform.capabilities)
     formats = plan_formats(
         facts, platform.capabilities, platform.claimed_elsewhere, refuse=config.model.quantization_fallback == "refuse"
     )
