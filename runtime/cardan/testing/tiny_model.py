@@ -74,7 +74,7 @@ def write_tiny_model(folder: Path, context_length: int = 4096) -> Path:
         "rope_theta": 10000.0,
         "hidden_act": "silu",
         "tie_word_embeddings": True,
-        "torch_dtype": "float32",
+        "dtype": "float32",
         "eos_token_id": IM_END_ID,
     }
     tokenizer_config = {
