@@ -22,16 +22,16 @@ EXIT_INTERRUPTED = 130
 EXIT_BROKEN_PIPE = 141
 
 COMMANDS = {
-    "serve": "cardan.cli.serving:serve",
-    "generate": "cardan.cli.generating:generate",
-    "chat": "cardan.cli.chatting:chat",
-    "platforms": "cardan.cli.planning:platforms",
-    "plan": "cardan.cli.planning:plan",
-    "bench": "cardan.cli.benching:app",
-    "fetch": "cardan.cli.planning:fetch",
-    "version": "cardan.cli.planning:version",
+    "serve": ("cardan.cli.serving:serve", "Serve a model over HTTP."),
+    "generate": ("cardan.cli.generating:generate", "Continue prompts in the terminal."),
+    "chat": ("cardan.cli.chatting:chat", "Chat with a model in the terminal."),
+    "plan": ("cardan.cli.planning:plan", "Show what would run and why, without starting anything."),
+    "platforms": ("cardan.cli.planning:platforms", "List the platforms, or what one of them can do."),
+    "bench": ("cardan.cli.benching:app", "Measure an engine, a server, or the scheduler alone."),
+    "fetch": ("cardan.cli.planning:fetch", "Fetch a model ahead of its first use."),
+    "version": ("cardan.cli.planning:version", "Print versions."),
 }
-"""Commands by name, and where they stand."""
+"""Commands by name: where they stand, and a line of help."""
 
 
 def make_app() -> App:
@@ -42,8 +42,8 @@ def make_app() -> App:
         version=__version__,
         result_action="return_value",
     )
-    for name, target in COMMANDS.items():
-        app.command(target, name=name)
+    for rank, (name, (target, text)) in enumerate(COMMANDS.items()):
+        app.command(target, name=name, help=text, sort_key=rank)
     return app
 
 

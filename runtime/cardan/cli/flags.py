@@ -92,7 +92,7 @@ class Flag:
         negative = None if self.kind is bool and self.default is True else ""
         about = Parameter(
             name=self.names,
-            help=self.help,
+            help=self.help[:1].upper() + self.help[1:],
             group=Group(_TITLES[self.group], sort_key=list(_TITLES).index(self.group) + 1),
             negative=negative,
             show_default=self.default not in (None, (), False),
