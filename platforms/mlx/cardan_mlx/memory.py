@@ -1,0 +1,95 @@
+"""How much memory MLX may take, and how it is divided.
+
+It knows no model. On Apple silicon memory is unified: the device's recommended working set bounds what the GPU may
+use, what is active counts against it, and other programs use the same memory. On Linux it is the host's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from importlib.metadata import version
+
+import mlx.core as mx
+import psutil
+
+from cardan.platform import DeviceInfo, Memory, MemoryPlan, MemoryRequest, SharedMemoryPolicy
+
+MIB = 2**20
+CACHE_SHARE = 32
+"""MLX may keep this part of all memory in freed buffers, and never more than ``MOST_CACHE``."""
+MOST_CACHE = 1024 * MIB
+LEAST_CACHE = 64 * MIB
+
+TAIL_SHARE_OF_POOL = 0.03
+"""Part of the pool that its tail takes, counted three times: two steps in flight, and the one being described."""
+
+
+def has_metal() -> bool:
+    """Whether MLX computes on a GPU through Metal."""
+    return bool(mx.metal.is_available())
+
+
+def working_set() -> int | None:
+    """Bytes that the GPU should keep in use at most, as its driver recommends; None without a GPU."""
+    if not has_metal():
+        return None
+    recommended = mx.device_info().get("max_recommended_working_set_size")
+    return int(recommended) if recommended else None
+
+
+def describe_device() -> DeviceInfo:
+    """The GPU, or the processor of the CPU build."""
+    found = mx.device_info()
+    name = str(found.get("device_name") or found.get("architecture") or "unknown")
+    kind = "Metal" if has_metal() else "MLX's CPU build"
+    total = device_memory(host_memory(), working_set(), 0).total
+    return DeviceInfo(index=0, name=name, detail=f"{kind}, mlx {version('mlx')}", total_memory=total)
+
+
+def device_memory(host: Memory, recommended: int | None, active: int) -> Memory:
+    """Memory as it is now.
+
+    Args:
+        host: what the machine, or its container, has.
+        recommended: the device's recommended working set, or None where there is no such bound.
+        active: bytes that MLX holds.
+    """
+    if recommended is None or host.total is None or host.free is None:
+        return host
+    total = min(host.total, recommended)
+    free = max(min(host.free, recommended - active), 0)
+    return replace(host, total=total, free=free, reserved_by_others=max(total - free - active, 0))
+
+
+def host_memory() -> Memory:
+    """Memory of the machine."""
+    machine = psutil.virtual_memory()
+    total, free = int(machine.total), int(machine.available)
+    own = int(psutil.Process().memory_info().rss)
+    return Memory(total=total, free=free, reserved_by_others=max(total - free - own, 0), shared=True)
+
+
+def cache_limit(total: int | None) -> int:
+    """Bytes of freed buffers that MLX may keep for reuse, so that a long run does not grow."""
+    return min(max((total or 0) // CACHE_SHARE, LEAST_CACHE), MOST_CACHE)
+
+
+class MlxMemoryPolicy(SharedMemoryPolicy):
+    """A share of what is free now, less the pool's tail and the buffers that MLX keeps.
+
+    ``mx.zeros`` commits its memory at once, so what is planned is what is taken.
+    """
+
+    def __init__(self, kept: int) -> None:
+        """Make a policy; ``kept`` is the limit of freed buffers that MLX keeps."""
+        super().__init__()
+        self._kept = kept
+
+    def plan(self, request: MemoryRequest) -> MemoryPlan:
+        """See ``MemoryPolicy.plan``."""
+        tail = int(TAIL_SHARE_OF_POOL * max(request.memory.free or 0, 0))
+        request = replace(request, graph_bytes=request.graph_bytes + tail + self._kept)
+        planned = super().plan(request)
+        what = f"the pool's tail ({tail // MIB} MiB) and freed buffers kept for reuse ({self._kept // MIB} MiB)"
+        lines = tuple((name, size, what if name == "graphs" else why) for name, size, why in planned.lines)
+        return replace(planned, lines=lines)
