@@ -92,7 +92,9 @@ def main() -> int:
     port = free_port()
     started_s = time.monotonic()
     command = [str(Path(sys.executable).with_name("cardan")), "serve", "--model", "smollm2-135m", "--port", str(port)]
-    server = subprocess.Popen([*command, "--log-level", "warning"])
+    # One question needs few rows and a small pool; a server that is to be used would leave both out.
+    limits = ["--max-running-requests", "4", "--max-total-tokens", "8192"]
+    server = subprocess.Popen([*command, *limits, "--log-level", "warning"])
     try:
         wait_ready(server, port)
         ready_s = time.monotonic()
