@@ -99,15 +99,20 @@ class _Parts:
         self.progress(name, 1, 1)
 
 
-def open_and_resolve(config: EngineConfig, progress: Progress = _silent) -> Opened:
+def open_and_resolve(config: EngineConfig, progress: Progress = _silent, platform: Platform | None = None) -> Opened:
     """Open the model's files, choose the platform and resolve the plan; no device is touched.
+
+    Args:
+        config: what was asked for.
+        progress: told how far it is.
+        platform: taken instead of the one that the config names, such as one that is not installed.
 
     Raises:
         CardanError: the model, the platform or a setting is refused.
     """
     apply_installed_plugins()
     apply_installed_plugins()
-    platform = choose_platform(config.platform.platform)
+    platform = platform or choose_platform(config.platform.platform)
     device = platform.devices()[0]
     if config.model.random_weights is not None or not platform.reads_weights:
         checkpoint, model = _without_weights(config, platform.reads_weights, progress)
@@ -147,15 +152,20 @@ def _without_weights(config: EngineConfig, reads_weights: bool, progress: Progre
     return checkpoint, build_model(description.config, description.name, checkpoint.tensor_info())
 
 
-def prepare(config: EngineConfig, progress: Progress = _silent) -> Prepared:
+def prepare(config: EngineConfig, progress: Progress = _silent, platform: Platform | None = None) -> Prepared:
     """Do everything that is needed before the first request.
+
+    Args:
+        config: what was asked for.
+        progress: told how far it is.
+        platform: taken instead of the one that the config names, such as one that is not installed.
 
     Raises:
         CardanError: the model, the platform, a setting or the memory is refused.
     """
     parts = _Parts(progress)
     with parts.part("open"):
-        opened = open_and_resolve(config, progress)
+        opened = open_and_resolve(config, progress, platform)
     with parts.part("device"):
         device = open_device(opened.platform, opened.plan.device, opened.plan.platform_options)
     try:
