@@ -44,7 +44,7 @@ def gumbel(
             stop = min(start + step, blocks)
             counter = torch.arange(start, stop, device=device).expand(rows, -1)
             words = torch.stack(_philox(counter, place, low, high), dim=-1)
-            out[:, 4 * start : 4 * stop] = _noise_of_words(words.view(rows, -1))
+            out[:, 4 * start : 4 * stop] = _noise_of_words(words.view(rows, 4 * (stop - start)))
         return out[:, :ids]
     wanted = ids.to(torch.int64)
     words = torch.stack(_philox(wanted >> 2, place, low, high), dim=-1)

@@ -173,4 +173,4 @@ def unpack_bits(mask: NumpyArray, columns: int) -> NumpyArray:
     """Bit ``j & 31`` of word ``j >> 5`` is column ``j``."""
     words = np.ascontiguousarray(mask).view(np.uint32)
     bits = (words[:, :, None] >> np.arange(32, dtype=np.uint32)) & np.uint32(1)
-    return bits.reshape(mask.shape[0], -1)[:, :columns].astype(bool)
+    return bits.reshape(mask.shape[0], 32 * mask.shape[1])[:, :columns].astype(bool)

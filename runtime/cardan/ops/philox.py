@@ -63,7 +63,7 @@ def gumbel(seeds: np.ndarray[Any, Any], positions: np.ndarray[Any, Any], ids: np
     if isinstance(ids, int):
         blocks = np.arange((ids + 3) // 4, dtype=np.uint32)[None, :]
         words = np.stack(philox4x32((blocks, place, 0, 0), key), axis=-1)
-        return _noise_of_words(words.reshape(len(seeds), -1)[:, :ids])
+        return _noise_of_words(words.reshape(len(seeds), 4 * blocks.shape[1])[:, :ids])
     wanted = np.asarray(ids).astype(np.uint32)
     words = np.stack(philox4x32((wanted >> np.uint32(2), place, 0, 0), key), axis=-1)
     lane = (wanted & np.uint32(3)).astype(np.int64)[..., None]
