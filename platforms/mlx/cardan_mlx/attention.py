@@ -5,7 +5,7 @@ It knows no model and no scheduler. Blocks of queries keep any score matrix with
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Any, Protocol
 
 import mlx.core as mx
 
@@ -13,6 +13,8 @@ from cardan.platform import AttentionBackend, AttentionMeta
 from cardan.types import LayerKV
 from cardan_mlx.attention_plan import DecodePart, ExtendBlock, ExtendRow, Planner, StepPlan
 from cardan_mlx.kv_pool import MlxKVPool
+
+_start: Any = mx.async_eval
 
 
 class PagedDecode(Protocol):
@@ -105,7 +107,16 @@ class MlxAttention(AttentionBackend):
                 mask = _causal(block)
             out = _attend(queries, keys[:, :, seen], values[:, :, seen], layer, (mask, sinks))
             pieces.append(out[0].transpose(1, 0, 2).reshape(block.stop - block.start, -1))
+            if len(row.blocks) > 1:
+                _bound_blocks(pieces)
         return pieces[0] if len(pieces) == 1 else mx.concatenate(pieces, axis=0)
+
+
+def _bound_blocks(pieces: list[mx.array]) -> None:
+    """Start the newest block and wait for the one before, so that no more than two hold their scores."""
+    _start(pieces[-1])
+    if len(pieces) > 1:
+        mx.eval(pieces[-2])
 
 
 def _causal(block: ExtendBlock) -> mx.array:

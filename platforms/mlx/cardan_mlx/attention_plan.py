@@ -26,8 +26,9 @@ Kind: TypeAlias = tuple[int, int | None]
 SHORTEST_SHARE = 0.6
 """Decode rows whose length is below this share of the longest of a part start a part of their own."""
 
-SCORE_BYTES = 64 * 2**20
-"""Bound on the float32 scores of one block of queries, all heads together."""
+SCORE_BYTES = 16 * 2**20
+"""Bound on the float32 scores of one block of queries, all heads together. Two blocks may be under way, and each may
+hold its scores twice (before and after the softmax), so that 64 MiB bound what attention takes beside its result."""
 
 GATHERED_KEYS = 1 << 18
 """Most keys that one part of a decode step gathers, over all its rows."""

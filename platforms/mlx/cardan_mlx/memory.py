@@ -15,6 +15,7 @@ import psutil
 from cardan.platform import DeviceInfo, Memory, MemoryPlan, MemoryRequest, SharedMemoryPolicy
 
 MIB = 2**20
+GIB = 2**30
 CACHE_SHARE = 32
 """MLX may keep this part of all memory in freed buffers, and never more than ``MOST_CACHE``."""
 MOST_CACHE = 1024 * MIB

@@ -1,0 +1,109 @@
+"""Whole engines on MLX: every request field gives what the CPU platform gives, in the plain and the overlapped loop."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import pytest
+
+mx = pytest.importorskip("mlx.core")
+
+from field_requests import LOGPROBS, PARAMS, answers, assert_same, run, start  # noqa: E402
+
+from cardan.testing import write_tiny_model  # noqa: E402
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory):
+    return write_tiny_model(tmp_path_factory.mktemp("mlx") / "tiny", context_length=512)
+
+
+@pytest.fixture(scope="module")
+def plain(tiny_model):
+    return answers(tiny_model, "mlx", overlap=False)
+
+
+def test_every_request_field_gives_what_the_cpu_platform_gives(tiny_model, plain):
+    pytest.importorskip("torch")
+    assert_same(answers(tiny_model, "cpu", overlap=False), plain)
+
+
+def test_the_requests_differ_from_greedy_ones(plain):
+    """So that a field that is ignored would be noticed."""
+    assert len({tuple(tokens[:10]) for tokens, *_ in plain.values()}) == len(PARAMS)
+    for name, (tokens, logprobs, prompt, reasons) in plain.items():
+        assert tokens
+        assert len(reasons) == 1
+        wanted = LOGPROBS.get(name)
+        assert len(logprobs) == (len(tokens) if wanted else 0)
+        assert bool(prompt) == (wanted is not None and wanted.prompt_start is not None)
+    assert {kind for _, _, _, ((kind, _),) in plain.values()} >= {"stop", "length"}
+
+
+@pytest.mark.parametrize(
+    "layout", [{}, {"chunk": 7}, {"mixed": True, "chunk": 16}, {"pool": 420, "chunk": 16}, {"rows": 3}], ids=str
+)
+def test_the_overlapped_loop_gives_the_same_tokens(tiny_model, plain, layout):
+    assert_same(answers(tiny_model, "mlx", overlap=True, **layout), plain)
+
+
+def test_the_next_step_is_launched_before_the_last_is_read(tiny_model, monkeypatch):
+    core, prepared = start(tiny_model, "mlx")
+    assert prepared.plan.overlap
+    in_flight, most = 0, 0
+    launch = prepared.runner.launch
+
+    def counted(batch):
+        nonlocal in_flight, most
+        step = launch(batch)
+        in_flight += 1
+        most = max(most, in_flight)
+        read = step.result
+
+        def result():
+            nonlocal in_flight
+            in_flight -= 1
+            return read()
+
+        step.result = result
+        return step
+
+    monkeypatch.setattr(prepared.runner, "launch", counted)
+    run(core, ("greedy-long", "plain-draw"))
+    prepared.close()
+    assert most == 2
+
+
+def test_weights_quantized_at_load_change_little_and_are_smaller(tmp_path):
+    wider = write_tiny_model(tmp_path / "wider", context_length=512)
+    config = json.loads((wider / "config.json").read_text())
+    (wider / "config.json").write_text(json.dumps({**config, "hidden_size": 64, "head_dim": 32}))
+    core, prepared = start(wider, "mlx", quantization="mlx_q8")
+    dense_core, dense = start(wider, "mlx")
+    assert prepared.plan.settings["quantization"].why == "--quantization; made at load"
+    ropes = sum(cos.nbytes + sin.nbytes for cos, sin, _ in dense.loaded.ropes)
+    assert prepared.loaded.weight_bytes - ropes < 0.4 * (dense.loaded.weight_bytes - ropes)
+    ((_, got, _, _),) = run(core, ("greedy",)).values()
+    ((_, want, _, _),) = run(dense_core, ("greedy",)).values()
+    assert got[0].logprob == pytest.approx(want[0].logprob, abs=0.1)
+    assert got[0].logprob != want[0].logprob
+    prepared.close()
+    dense.close()
+
+
+def test_the_whole_path_imports_no_torch(tiny_model):
+    import subprocess
+
+    code = (
+        "import sys; sys.modules['torch'] = None; sys.modules['transformers'] = None\n"
+        "from cardan.engine import Engine\n"
+        f"engine = Engine(model={str(tiny_model)!r}, platform='mlx', random_weights=5, log_level='error',\n"
+        "                max_total_tokens=512, max_running_requests=2)\n"
+        "with engine:\n"
+        "    out = engine.generate('hello', {'temperature': 0.7, 'seed': 1, 'max_new_tokens': 5, 'ignore_eos': True})\n"
+        "print(len(out['output_ids']))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout.strip() == "5"
