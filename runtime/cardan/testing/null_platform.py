@@ -40,6 +40,7 @@ _WEIGHT_FORMATS = (
     "F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K",
 )  # fmt: skip
 _MAX_POOL_TOKENS = 1 << 20
+_HEAD_ROOM_BYTES = 64 << 20
 
 
 def _features() -> dict[str, Capability]:
@@ -53,6 +54,14 @@ def _features() -> dict[str, Capability]:
     for family, names in families.items():
         features.update({f"{family}:{name}": fake for name in names})
     return features
+
+
+def _budget(request: MemoryRequest) -> int | None:
+    """Bytes for the pool, or None where memory is unknown."""
+    if request.memory.free is None:
+        return None
+    head_room = _HEAD_ROOM_BYTES if request.memory.shared else 0
+    return request.memory.free - request.activation_bytes - request.graph_bytes - head_room
 
 
 class NullLoadedModel(LoadedModel):
@@ -103,17 +112,22 @@ class NullDevice(Device):
         return 0
 
     def plan_memory(self, request: MemoryRequest) -> MemoryPlan:
-        """Give everything to the pool, up to a million tokens.
+        """Give what steps leave to the pool, up to a million tokens.
 
         Raises:
-            MemoryPlanError: ``memory_mb`` is too little for one request.
+            MemoryPlanError: ``memory_mb`` is too little for one request, or memory is unknown.
         """
-        free = request.memory.free or 0
-        page = request.page_size
-        most = min(free // max(request.bytes_per_slot, 1) // page * page, request.useful_slots, _MAX_POOL_TOKENS)
-        wanted = request.max_total_tokens if request.max_total_tokens is not None else most
-        num_slots = wanted // page * page
-        if num_slots > most and num_slots * request.bytes_per_slot > free:
+        page, wanted = request.page_size, request.max_total_tokens
+        free = _budget(request)
+        if free is None and wanted is None:
+            raise MemoryPlanError(
+                "The memory of the null device is unknown. Pass --max-total-tokens N to state a size."
+            )
+        room = _MAX_POOL_TOKENS if free is None else free // max(request.bytes_per_slot, 1) - page
+        if wanted is None:
+            wanted = min(room, -(-request.useful_slots // page) * page, _MAX_POOL_TOKENS)
+        num_slots = max(wanted, 0) // page * page
+        if free is not None and num_slots > room:
             raise MemoryPlanError(
                 f"--max-total-tokens {wanted} needs {num_slots * request.bytes_per_slot} bytes on the null platform, "
                 f"which has {free}. Pass a smaller one, or a larger --platform-option memory_mb=."
@@ -124,7 +138,7 @@ class NullDevice(Device):
                 "Pass a larger --max-total-tokens or --platform-option memory_mb=."
             )
         pool_bytes = (num_slots + page) * request.bytes_per_slot
-        lines = (("free", free, "claimed by memory_mb"), ("KV pool", pool_bytes, "never really allocated"))
+        lines = (("free", free or 0, "claimed by memory_mb"), ("KV pool", pool_bytes, "never really allocated"))
         return MemoryPlan(num_slots=num_slots, pool_bytes=pool_bytes, lines=lines)
 
     def allocate_kv(self, layout: KVLayout, num_slots: int, num_rows: int, max_length: int) -> KVPool:

@@ -1,0 +1,252 @@
+"""Whole engines on tiny models: every architecture against the numpy reference, every way to run, every request field.
+
+It knows no platform; what one does not claim is skipped here, and that it is refused is checked elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from cardan.engine.extensions import apply_installed_plugins
+from cardan.models import MODEL_FAMILIES
+from cardan.platform import Feature
+from cardan.testing.conformance.check import Check, CheckError, NotApplicableError, expect
+from cardan.testing.conformance.engine_run import Answer, Ask, EngineRun, Layout, greedy, prompts, run_layout, tiny
+from cardan.testing.conformance.parity import hold_all, hold_logprobs
+from cardan.testing.conformance.sampler_reference import Knobs, adjust, choose
+from cardan.testing.conformance.subject import Subject
+from cardan.testing.conformance.tiny_checkpoint import TinyCheckpoint
+from cardan.testing.conformance.tiny_configs import VOCAB, WRAPPERS
+from cardan.types import LogprobParams, SamplingParams
+
+QUICK_ARCHITECTURES = ("LlamaForCausalLM", "Gemma2ForCausalLM", "Qwen3ForCausalLM")
+WINDOWED = "Gemma2ForCausalLM"
+LLAMA = "LlamaForCausalLM"
+NEW_TOKENS = 24
+RETRACTING = Layout(name="retracted", chunk=11, pool=200)
+
+LAYOUTS = (
+    Layout(name="cold"),
+    Layout(name="chunked", chunk=7),
+    Layout(name="without-cache", chunk=16, radix=False),
+    Layout(name="overlapped", chunk=9, overlap=True),
+    Layout(name="mixed-passes", chunk=13, mixed=True),
+)
+
+FIELDS: Mapping[str, tuple[Feature, dict[str, Any]]] = {
+    "temperature": (Feature.SAMPLING, {"temperature": 0.8}),
+    "top_k": (Feature.SAMPLING, {"temperature": 1.1, "top_k": 3}),
+    "top_p": (Feature.SAMPLING, {"temperature": 1.1, "top_p": 0.6}),
+    "min_p": (Feature.SAMPLING, {"temperature": 1.5, "min_p": 0.2}),
+    "frequency_penalty": (Feature.PENALTIES, {"frequency_penalty": 1.2}),
+    "presence_penalty": (Feature.PENALTIES, {"presence_penalty": 1.5}),
+    "repetition_penalty": (Feature.PENALTIES, {"repetition_penalty": 1.5}),
+    "logit_bias": (Feature.LOGIT_BIAS, {"logit_bias": {5: 3.5, 7: -4.0, 11: float("-inf"), 20: 3.0}}),
+}
+"""Request fields that act on the device, each with the feature that it needs and a value that shows."""
+
+
+def checks(subject: Subject) -> Iterator[Check]:
+    """Architectures, ways to run, and request fields."""
+    apply_installed_plugins()
+    for architecture in MODEL_FAMILIES:
+        if not subject.quick or architecture in QUICK_ARCHITECTURES:
+            yield _check(f"parity-{architecture}", partial(_run_architecture, architecture=architecture))
+    for layout in LAYOUTS:
+        yield _check(layout.name, partial(_run_layout, layout=layout))
+    for architecture in (LLAMA,) if subject.quick else (LLAMA, WINDOWED):
+        yield _check(f"retracted-{architecture}", partial(_run_retracted, architecture=architecture))
+        yield _check(f"cached-{architecture}", partial(_run_cached, architecture=architecture))
+    for page in sorted(size for size in subject.capabilities.page_sizes if 1 < size <= 64)[-2:]:
+        layout = Layout(name=f"pages-of-{page}", chunk=page, page=page)
+        yield _check(layout.name, partial(_run_layout, layout=layout))
+    for field in FIELDS:
+        yield _check(f"field-{field}", partial(_run_field, field=field))
+    yield _check("field-min_new_tokens", _run_min_new_tokens)
+    yield _check("field-seed", _run_seed)
+    yield _check("field-logprobs", _run_logprobs)
+    yield _check("fields-of-all-kinds-in-one-batch", _run_all_fields)
+
+
+def _check(name: str, run: Any) -> Check:
+    return Check(part="end_to_end", name=name, run=run, needs_ops=False)
+
+
+def _run_architecture(subject: Subject, architecture: str) -> None:
+    if architecture in WRAPPERS:
+        raise NotApplicableError(f"{architecture} is {WRAPPERS[architecture]}")
+    if not subject.platform.reads_weights:
+        raise NotApplicableError("the platform reads no weights, so its answers are those of no model")
+    run_layout(subject, Layout(name="whole prompts"), architecture, new_tokens=12)
+
+
+def _run_layout(subject: Subject, layout: Layout) -> None:
+    run_layout(subject, layout)
+
+
+def _requests(subject: Subject, new_tokens: int = NEW_TOKENS, prefix: str = "") -> dict[str, Ask]:
+    return {prefix + rid: Ask(ids=ids, **greedy(subject, new_tokens)) for rid, ids in prompts().items()}
+
+
+def _run_retracted(subject: Subject, architecture: str) -> None:
+    """A pool too small for all requests at once: some lose their KV and are prefilled again."""
+    checkpoint = tiny(subject, architecture)
+    requests = _requests(subject, new_tokens=60)
+    with EngineRun(subject, checkpoint, RETRACTING) as run:
+        answers = run.ask(requests)
+        retractions = run.retractions
+    if retractions == 0:
+        raise NotApplicableError("no request was retracted: pages of this size leave room for too few at once")
+    hold_all(subject, checkpoint, requests, answers, f"{retractions} retractions")
+
+
+def _run_cached(subject: Subject, architecture: str) -> None:
+    """The same prompts twice, so that the second time all but the last page comes from the cache."""
+    checkpoint = tiny(subject, architecture)
+    with EngineRun(subject, checkpoint, Layout(name="cached", chunk=11)) as run:
+        page = run.prepared.plan.page_size
+        for prefix in ("first-", "again-"):
+            requests = _requests(subject, new_tokens=16, prefix=prefix)
+            answers = run.ask(requests)
+            plain = {rid.removeprefix(prefix): answer for rid, answer in answers.items()}
+            hold_all(subject, checkpoint, _requests(subject, 16), plain, f"{prefix}run")
+    longest = answers["again-r11"]
+    length = len(requests["again-r11"].ids)
+    expect(
+        longest.cached >= (length - 1) // page * page,
+        f"a prompt of {length} tokens seen before had {longest.cached} in the cache with pages of {page}",
+    )
+
+
+def _ask_field(index: int, ids: tuple[int, ...], changes: Mapping[str, Any]) -> Ask:
+    sampling = SamplingParams(**{"max_new_tokens": 16, "temperature": 0.0, "seed": 1234 + index, **changes})
+    return Ask(ids=ids, sampling=sampling)
+
+
+def _field_requests(field: str) -> dict[str, Ask]:
+    changes = FIELDS[field][1]
+    return {
+        f"{field}-{rid}": _ask_field(index, ids, changes)
+        for index, (rid, ids) in enumerate(list(prompts(3).items())[2:9])
+    }
+
+
+def _needs_field(subject: Subject, field: str) -> None:
+    feature = FIELDS[field][0]
+    if not subject.capabilities.supports(feature):
+        raise NotApplicableError(f"{feature} is not supported: {subject.capabilities.get(feature).reason}")
+    if not subject.platform.reads_weights:
+        raise NotApplicableError("the platform reads no weights, so there are no logits to choose from")
+
+
+def _run_field(subject: Subject, field: str) -> None:
+    _needs_field(subject, field)
+    checkpoint = tiny(subject)
+    requests = _field_requests(field)
+    with EngineRun(subject, checkpoint, Layout(name=field, chunk=16)) as run:
+        answers = run.ask(requests)
+    for rid, request in requests.items():
+        hold_sampled(subject, checkpoint, request, answers[rid], rid)
+
+
+def _run_all_fields(subject: Subject) -> None:
+    supported = [field for field, (feature, _) in FIELDS.items() if subject.capabilities.supports(feature)]
+    if not supported:
+        raise NotApplicableError("the platform supports none of the request fields that act on the device")
+    _needs_field(subject, supported[0])
+    checkpoint = tiny(subject)
+    requests = {rid: request for field in supported for rid, request in list(_field_requests(field).items())[:2]}
+    with EngineRun(subject, checkpoint, replace(RETRACTING, name="all fields")) as run:
+        answers = run.ask(requests)
+    for rid, request in requests.items():
+        hold_sampled(subject, checkpoint, request, answers[rid], f"{rid} among all fields")
+
+
+def hold_sampled(subject: Subject, checkpoint: TinyCheckpoint, request: Ask, answer: Answer, what: str) -> None:
+    """Tokens of a request against the reference sampler over the reference's logits, up to one too close to call."""
+    params = request.sampling
+    knobs = Knobs(
+        temperature=params.temperature,
+        top_k=params.top_k,
+        top_p=params.top_p,
+        min_p=params.min_p,
+        seed=params.seed or 0,
+        frequency_penalty=params.frequency_penalty,
+        presence_penalty=params.presence_penalty,
+        repetition_penalty=params.repetition_penalty,
+        bias=dict(params.logit_bias),
+    )
+    expect(len(answer.tokens) == params.max_new_tokens, f"{what}: {len(answer.tokens)} tokens came")
+    prompt = list(request.ids)
+    whole = checkpoint.logits((*prompt, *answer.tokens))
+    if subject.best_dtype != "float32":
+        raise NotApplicableError(
+            f"draws are compared in float32 only, and the platform computes in {subject.best_dtype}"
+        )
+    for step, token in enumerate(answer.tokens):
+        scores = adjust(whole[len(prompt) - 1 + step], knobs, prompt, answer.tokens[:step])
+        wanted = choose(scores, knobs, len(prompt) + step)
+        if wanted is not None and wanted != token:
+            raise CheckError(f"{what}: token {step} is {token}, but the reference draws {wanted}")
+
+
+def _run_min_new_tokens(subject: Subject) -> None:
+    if not subject.capabilities.supports(Feature.LOGIT_BIAS):
+        raise NotApplicableError(f"logit_bias is not supported: {subject.capabilities.get(Feature.LOGIT_BIAS).reason}")
+    ids = prompts(4)["r5"]
+    everything = tuple(range(2, VOCAB, 2))
+    sampling = SamplingParams(max_new_tokens=12, min_new_tokens=6, temperature=0.0, stop_token_ids=everything)
+    with EngineRun(subject, tiny(subject), Layout(name="min_new_tokens")) as run:
+        answer = run.ask({"r": Ask(ids=ids, sampling=sampling)})["r"]
+    early = [token for token in answer.tokens[:6] if token in everything]
+    expect(not early, f"min_new_tokens 6: stop tokens {early} came among the first 6 of {answer.tokens}")
+    expect(len(answer.tokens) >= 6, f"min_new_tokens 6 gave {len(answer.tokens)} tokens")
+
+
+def _run_seed(subject: Subject) -> None:
+    """The same seed gives the same tokens in any company; another seed gives others."""
+    _needs_field(subject, "temperature")
+    ids = prompts(5)["r4"]
+
+    def ask(seed: int) -> Ask:
+        return Ask(ids=ids, sampling=SamplingParams(max_new_tokens=24, temperature=1.2, seed=seed))
+
+    with EngineRun(subject, tiny(subject), Layout(name="seed", chunk=16)) as run:
+        alone = run.ask({"alone": ask(7)})["alone"].tokens
+        others = {f"other{seed}": ask(seed) for seed in range(20, 26)}
+        among = run.ask({**others, "among": ask(7)})
+    # the same logits but for rounding, so that only a near tie may part them
+    same = int(np.sum(np.array(alone) == np.array(among["among"].tokens)))
+    expect(same >= 12, f"seed 7 gave {alone} alone and {among['among'].tokens} among others")
+    different = {tuple(among[rid].tokens) for rid in others}
+    expect(len(different) > 3, f"6 seeds gave {len(different)} different answers")
+
+
+def _run_logprobs(subject: Subject) -> None:
+    """Of outputs and of prompts, from a position on, through chunks; and of ids that a request names."""
+    for feature in (Feature.LOGPROBS, Feature.PROMPT_LOGPROBS):
+        if not subject.capabilities.supports(feature):
+            raise NotApplicableError(f"{feature} is not supported: {subject.capabilities.get(feature).reason}")
+    if not subject.platform.reads_weights:
+        raise NotApplicableError("the platform reads no weights, so its logprobs are those of no model")
+    checkpoint = tiny(subject)
+    sampling = SamplingParams(max_new_tokens=6, temperature=0.0)
+    whole = LogprobParams(output=True, top=VOCAB, prompt_start=0)
+    requests = {rid: Ask(ids=ids, sampling=sampling, logprobs=whole) for rid, ids in list(prompts(6).items())[1:6]}
+    late = LogprobParams(output=True, top=VOCAB, prompt_start=9, token_ids=(3, 50))
+    requests["late"] = Ask(ids=prompts(6)["r6"], sampling=sampling, logprobs=late)
+    with EngineRun(subject, checkpoint, Layout(name="logprobs", chunk=7, radix=False)) as run:
+        answers = run.ask(requests)
+    hold_all(subject, checkpoint, {k: v for k, v in requests.items() if k != "late"}, answers, "logprobs")
+    ids, answer = requests["late"].ids, answers["late"]
+    logits = checkpoint.logits((*ids, *answer.tokens))
+    entries = [entry for entry in answer.prompt_logprobs if entry is not None]
+    hold_logprobs(entries, logits[len(ids) - 1 - len(entries) : len(ids) - 1], 2e-4, "prompt logprobs from 9 on")
+    for entry in answer.logprobs:
+        named = () if entry is None else tuple(token for token, _ in entry.chosen)
+        expect(named == (3, 50), f"logprobs of ids 3 and 50 are wanted, got those of {named}")

@@ -1,0 +1,209 @@
+"""A model whose logits are a table: token ``i`` gives row ``i``, so that what samples from them can be tried alone.
+
+It knows no sampler. It has no layers; a device that runs only models it was compiled for cannot load it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+from cardan.config import CacheConfig, EngineConfig, SchedulerConfig
+from cardan.errors import CardanError, CheckpointError
+from cardan.ops import round_to
+from cardan.ops.definitions import NumpyArray
+from cardan.platform import Forward, ModelFacts, Parameter, ParameterKind, Runner, Source
+from cardan.platform.model import RopeTable
+from cardan.testing.conformance.check import NotApplicableError
+from cardan.testing.conformance.subject import Subject
+from cardan.types import (
+    Array,
+    Batch,
+    Float32Array,
+    ForwardMode,
+    Int32Array,
+    KVLayout,
+    SamplingBatch,
+    TableDelta,
+    TensorView,
+)
+
+VOCAB = 499
+MAX_ROWS = 64
+SLOTS = 256
+MOST_STEPS = 8
+"""Positions that a row is stepped through at most."""
+
+
+class LogitModel:
+    """``hidden = embed(ids)`` and ``logits = hidden``; implements ``cardan.platform.Model``."""
+
+    @property
+    def facts(self) -> ModelFacts:
+        """A model without layers."""
+        return ModelFacts(
+            name="logit-table",
+            architecture="LogitTable",
+            family="logit-table",
+            num_layers=0,
+            hidden_size=VOCAB,
+            intermediate_size=VOCAB,
+            vocab_size=VOCAB,
+            context_length=SLOTS,
+            layers=(),
+            num_parameters=VOCAB * VOCAB,
+            weight_bytes=4 * VOCAB * VOCAB,
+            weight_formats={"F32": 1},
+            native_dtype="float32",
+        )
+
+    def parameters(self) -> tuple[Parameter, ...]:
+        """The table."""
+        shape = (VOCAB, VOCAB)
+        return (Parameter(name="embed", kind=ParameterKind.EMBEDDING, shape=shape, sources=(Source("table"),)),)
+
+    def rope_tables(self, context_length: int) -> tuple[RopeTable, ...]:
+        """None: nothing is rotated."""
+        return ()
+
+    def hidden(self, ops: Any, weights: Mapping[str, Any], forward: Forward) -> Array:
+        """Rows of the table."""
+        return ops.embed(forward.input_ids, weights["embed"])
+
+    def logits(self, ops: Any, weights: Mapping[str, Any], hidden: Array) -> Array:
+        """The same in float32."""
+        return ops.cast(hidden, "float32")
+
+
+class ArrayCheckpoint:
+    """Float32 tensors in memory; implements ``cardan.platform.Checkpoint``."""
+
+    def __init__(self, config: Mapping[str, Any], tensors: Mapping[str, NumpyArray]) -> None:
+        self._config = config
+        self._tensors = {name: np.ascontiguousarray(values, np.float32) for name, values in tensors.items()}
+
+    @property
+    def config(self) -> Mapping[str, Any]:
+        """As given."""
+        return self._config
+
+    def names(self) -> Iterable[str]:
+        """Names of the tensors."""
+        return self._tensors.keys()
+
+    def tensor(self, name: str) -> TensorView:
+        """One tensor.
+
+        Raises:
+            CheckpointError: there is no such tensor.
+        """
+        if name not in self._tensors:
+            raise CheckpointError(f"The checkpoint in memory has no tensor {name!r}, only {', '.join(self._tensors)}.")
+        values = self._tensors[name]
+        return TensorView(name, "F32", values.shape, values.reshape(-1).view(np.uint8).data)
+
+    def dequantize(self, view: TensorView) -> Float32Array:
+        """The values."""
+        return np.frombuffer(view.data, np.float32).reshape(view.shape)
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+def make_table(dtype: str) -> NumpyArray:
+    """Logits ``[VOCAB, VOCAB]`` that the type holds exactly: rows from flat to peaked."""
+    rng = np.random.default_rng(21)
+    spread = np.linspace(0.5, 6.0, VOCAB)[:, None]
+    return round_to(rng.standard_normal((VOCAB, VOCAB)) * spread, dtype)
+
+
+class LogitBench:
+    """The table on a device, and a runner over it.
+
+    Attributes:
+        table: float64 logits by token.
+        runner: launches steps.
+    """
+
+    def __init__(self, subject: Subject, table: NumpyArray | None = None) -> None:
+        """Load the table.
+
+        Raises:
+            NotApplicableError: the device does not load a model that it was not compiled for.
+        """
+        if not subject.platform.reads_weights:
+            raise NotApplicableError("the platform reads no weights, so there are no logits to choose")
+        dtype = subject.best_dtype
+        self.table = make_table(dtype) if table is None else table
+        model = LogitModel()
+        config = EngineConfig(
+            cache=CacheConfig(max_total_tokens=SLOTS * max(subject.capabilities.page_sizes)),
+            scheduler=SchedulerConfig(max_running_requests=MAX_ROWS),
+        )
+        plan = subject.plan(model.facts, config)
+        device = subject.device
+        try:
+            loaded = device.load(model, ArrayCheckpoint({}, {"table": self.table}), plan)
+        except CardanError as error:
+            raise NotApplicableError(f"the device does not load a model made for the suite: {error}") from error
+        layout = KVLayout(layers=(), page_size=plan.page_size, dtype=plan.kv_cache_dtype)
+        self._span = -(-MOST_STEPS // plan.page_size) * plan.page_size
+        pool = device.allocate_kv(layout, (MAX_ROWS + 2) * self._span, MAX_ROWS + 1, SLOTS)
+        self.runner: Runner = device.runner(loaded, pool, plan)
+
+    def step(self, ids: Int32Array, sampling: SamplingBatch, mask: Any = None, position: int = 0) -> Any:
+        """Run one token of each row and sample from what it gives; returns the ``StepResult``."""
+        return self.launch(ids, sampling, mask, position).result()
+
+    def launch(self, ids: Int32Array, sampling: SamplingBatch, mask: Any = None, position: int = 0) -> Any:
+        """The same without waiting; returns the ``Step``."""
+        count = len(ids)
+        slots = (sampling.row_ids * self._span + position).astype(np.int32)
+        batch = Batch(
+            mode=ForwardMode.EXTEND if position == 0 else ForwardMode.DECODE,
+            input_ids=np.asarray(ids, np.int32),
+            positions=np.full(count, position, np.int32),
+            query_starts=np.arange(count + 1, dtype=np.int32),
+            seq_lens=np.full(count, position + 1, np.int32),
+            row_ids=sampling.row_ids,
+            out_slots=slots[None],
+            table_deltas=tuple(
+                TableDelta(row_id=int(row), start=position, slots=slot.reshape(1, 1))
+                for row, slot in zip(sampling.row_ids, slots, strict=True)
+            ),
+            logits_at=np.arange(count, dtype=np.int32),
+            sampling=sampling,
+        )
+        step = self.runner.launch(batch)
+        step.sample(mask=mask)
+        return step
+
+
+def sampling_batch(count: int, **changes: Any) -> SamplingBatch:
+    """Greedy sampling for rows ``1 .. count`` with some fields changed; a scalar stands for all rows."""
+    fields: dict[str, Any] = {
+        "row_ids": np.arange(1, count + 1, dtype=np.int32),
+        "temperature": 0.0,
+        "top_k": VOCAB,
+        "top_p": 1.0,
+        "min_p": 0.0,
+        "seeds": np.arange(count, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(1000),
+        "positions": np.arange(count, dtype=np.int32) + 5,
+        "frequency_penalty": 0.0,
+        "presence_penalty": 0.0,
+        "repetition_penalty": 1.0,
+        "bias_index": np.zeros(0, np.int32),
+        "bias_ids": np.zeros(0, np.int32),
+        "bias_values": np.zeros(0, np.float32),
+        "want_logprobs": False,
+        "top_logprobs": 0,
+        "has_mask": False,
+    }
+    kinds = {"top_k": np.int32, "top_logprobs": np.int32, "want_logprobs": np.bool_, "has_mask": np.bool_}
+    fields |= changes
+    for name, value in fields.items():
+        if name not in ("penalty_seeds", "logprob_token_ids") and not isinstance(value, np.ndarray):
+            fields[name] = np.broadcast_to(np.asarray(value, kinds.get(name, np.float32)), (count,)).copy()
+    return SamplingBatch(**fields)

@@ -1,0 +1,92 @@
+"""Writes tiny random checkpoints and gives their float64 logits; needs neither torch nor a download.
+
+It knows no platform.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from cardan.models import DecoderModel, build_model
+from cardan.ops.definitions import NumpyArray
+from cardan.platform import Model
+from cardan.testing.conformance.check import NotApplicableError
+from cardan.testing.conformance.tiny_configs import CONTEXT
+from cardan.testing.reference_forward import model_logits
+
+
+def write_safetensors(path: Path, tensors: Mapping[str, NumpyArray]) -> None:
+    """Write float32 tensors. Source: the safetensors format's own description of its header."""
+    header: dict[str, Any] = {}
+    offset = 0
+    for name, values in tensors.items():
+        size = values.size * 4
+        header[name] = {"dtype": "F32", "shape": list(values.shape), "data_offsets": [offset, offset + size]}
+        offset += size
+    encoded = json.dumps(header).encode()
+    encoded += b" " * (-len(encoded) % 8)
+    with path.open("wb") as file:
+        file.write(len(encoded).to_bytes(8, "little"))
+        file.write(encoded)
+        for values in tensors.values():
+            file.write(np.ascontiguousarray(values, np.float32).tobytes())
+
+
+def random_tensors(shapes: Mapping[str, Sequence[int]], seed: int, norm_centre: float) -> dict[str, NumpyArray]:
+    """Matrices that keep activations near 1 in size; norms scattered around their centre, biases around 0."""
+    tensors: dict[str, NumpyArray] = {}
+    for name, shape in shapes.items():
+        key = hashlib.sha256(f"{seed}:{name}".encode()).digest()
+        values = np.random.default_rng(int.from_bytes(key[:8], "little")).standard_normal(tuple(shape))
+        if len(shape) == 1:
+            values = 0.3 * values + (norm_centre if "norm" in name else 0.0)
+        else:
+            values = values * (0.5 if "embed" in name else 1.5 / np.sqrt(shape[-1]))
+        tensors[name] = values.astype(np.float32)
+    return tensors
+
+
+class TinyCheckpoint:
+    """A random checkpoint in a folder, and its reference.
+
+    Attributes:
+        folder: holds ``config.json`` and ``model.safetensors``.
+        config: what the former says.
+    """
+
+    def __init__(self, folder: Path, config: Mapping[str, Any], seed: int = 0) -> None:
+        """Write the checkpoint.
+
+        Raises:
+            NotApplicableError: the model does not say which tensors it reads.
+        """
+        self.folder = folder
+        self.config = dict(config)
+        model = build_model(self.config, folder.name, None)
+        shapes = getattr(model, "expected_tensors", None)
+        if not isinstance(model, DecoderModel) and shapes is None:
+            raise NotApplicableError(
+                f"{model.facts.architecture} lists no tensors (expected_tensors), so none are made up"
+            )
+        centre = 0.0 if model.facts.family.startswith("gemma") else 1.0
+        self._tensors = random_tensors(shapes() if shapes else {}, seed, centre)
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "config.json").write_text(json.dumps(self.config), encoding="utf-8")
+        write_safetensors(folder / "model.safetensors", self._tensors)
+        info = {name: ("F32", tuple(values.shape)) for name, values in self._tensors.items()}
+        self.model: Model = build_model(self.config, folder.name, info)
+        self._logits: dict[tuple[int, ...], NumpyArray] = {}
+
+    def logits(self, ids: Sequence[int]) -> NumpyArray:
+        """Float64 logits at every position, ``[len(ids), vocab]``."""
+        key = tuple(ids)
+        found = self._logits.get(key)
+        if found is None:
+            found = self._logits[key] = model_logits(self.model, self._tensors, key, context=CONTEXT)
+        return found
