@@ -10,6 +10,8 @@ PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check -c constrain
 export CARDAN_CACHE ?= $(CURDIR)/.cardan
 export CARDAN_TEST_MODELS ?= $(CARDAN_CACHE)/models
 
+# One process a core, one thread each; a file stays in one process, so that its fixtures are made once.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile
 PORTABLE := not gpu and not npu and not metal and not peers
 
 .PHONY: demo test test-more check conform bench docs clean
@@ -18,10 +20,10 @@ demo: $(VENV)/installed-cpu
 	@$(BIN)/python examples/demo.py
 
 test: $(VENV)/installed-test $(CARDAN_CACHE)/fetched
-	$(BIN)/python -m pytest -q -m "not slow and $(PORTABLE)"
+	$(PYTEST) -m "not slow and $(PORTABLE)"
 
 test-more: $(VENV)/installed-test $(CARDAN_CACHE)/fetched
-	$(BIN)/python -m pytest -q -m "slow and $(PORTABLE)"
+	$(PYTEST) -m "slow and $(PORTABLE)"
 
 check: $(VENV)/installed-check
 	$(BIN)/ruff format --check .

@@ -87,7 +87,7 @@ class Platform(abc.ABC):
         return ()
 
     def recommend(self, facts: ModelFacts, device: DeviceInfo) -> Mapping[str, Recommendation]:
-        """Values for ``chunked_prefill_size``, ``max_running_requests``, ``page_size``, ``dtype``, ``attention_backend`` …"""
+        """Values for neutral settings such as ``chunked_prefill_size``, ``page_size``, ``dtype``, ``attention_backend``."""
         return {}
 
     @abc.abstractmethod
