@@ -9,7 +9,8 @@ mx = pytest.importorskip("mlx.core")
 
 from cardan.errors import UnsupportedError  # noqa: E402
 from cardan.platform import LinearSpec  # noqa: E402
-from cardan.quantization import FORMATS  # noqa: E402
+from cardan.quantization import AFFINE_FORMATS as KNOWN_AFFINE_FORMATS  # noqa: E402
+from cardan.quantization import FORMATS, dequantize  # noqa: E402
 from cardan.types import TensorView  # noqa: E402
 from cardan_mlx import affine  # noqa: E402
 from cardan_mlx.affine import AffineLinear, parse_affine  # noqa: E402
@@ -84,7 +85,7 @@ def test_q6_k_is_requantized_within_its_stated_bound():
     bound = np.repeat((groups.max(1) - groups.min(1)) / 255 * 0.501, 32).reshape(values.shape)
     assert (np.abs(got - values) <= bound + 1e-6).all()
     assert np.abs(got - values).max() > 0
-    assert set(REQUANTIZED_FORMATS) == set(REQUANTIZED)
+    assert REQUANTIZED_FORMATS == REQUANTIZED
     assert set(CONVERTERS) == set(EXACT_FORMATS) | set(REQUANTIZED)
 
 
@@ -116,6 +117,10 @@ def test_codes_are_packed_as_mlx_packs_them(bits):
     np.testing.assert_array_equal(to_numpy(unpacked), codes)
 
 
+def test_every_affine_format_of_checkpoints_is_claimed():
+    assert AFFINE_FORMATS == KNOWN_AFFINE_FORMATS
+
+
 @pytest.mark.parametrize("fmt", AFFINE_FORMATS)
 def test_affine_groups_of_a_checkpoint_are_taken_over(fmt):
     kind = parse_affine(fmt)
@@ -134,8 +139,11 @@ def test_affine_groups_of_a_checkpoint_are_taken_over(fmt):
     packed = AffineLinear().pack([view], spec(4, 256), None)
     for mine, theirs in ((packed.arrays.words, words), (packed.arrays.scales, scales), (packed.arrays.biases, biases)):
         np.testing.assert_array_equal(to_numpy(mine), to_numpy(theirs))
-    want = to_numpy(mx.dequantize(words, scales, biases, group_size=kind.group, bits=kind.bits))
-    np.testing.assert_array_equal(to_numpy(packed.gather(mx.array([1]))), want[1:2])
+    own_type = {"F16": "float16", "BF16": "bfloat16", "F32": "float32"}[kind.scale]
+    assert packed.arrays.scales.dtype == mx.float32
+    assert AffineLinear().pack([view], spec(4, 256, own_type), None).arrays.scales.dtype == scale_type
+    want = dequantize(view)[1:2]
+    np.testing.assert_allclose(to_numpy(packed.gather(mx.array([1]))), want, rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize(("quantize", "bits"), [("mlx_q4", 4), ("mlx_q8", 8)])

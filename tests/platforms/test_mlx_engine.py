@@ -92,6 +92,60 @@ def test_weights_quantized_at_load_change_little_and_are_smaller(tmp_path):
     dense.close()
 
 
+def write_weights(folder, config, quantized):
+    """Random weights of a llama: every matrix as 4-bit groups of 64, or as the dense values of the same groups."""
+    (folder / "config.json").write_text(json.dumps(config))
+    width, heads = config["hidden_size"], config["num_attention_heads"] * config["head_dim"]
+    shared, wide = config["num_key_value_heads"] * config["head_dim"], config["intermediate_size"]
+    shapes = {"model.embed_tokens": (config["vocab_size"], width)}
+    tensors = {"model.norm.weight": mx.ones(width)}
+    for index in range(config["num_hidden_layers"]):
+        at = f"model.layers.{index}."
+        shapes |= {
+            at + "self_attn.q_proj": (heads, width),
+            at + "self_attn.k_proj": (shared, width),
+            at + "self_attn.v_proj": (shared, width),
+            at + "self_attn.o_proj": (width, heads),
+            at + "mlp.gate_proj": (wide, width),
+            at + "mlp.up_proj": (wide, width),
+            at + "mlp.down_proj": (width, wide),
+        }
+        tensors |= {at + name + ".weight": mx.ones(width) for name in ("input_layernorm", "post_attention_layernorm")}
+    for number, (name, shape) in enumerate(sorted(shapes.items())):
+        values = mx.random.normal(shape, key=mx.random.key(number)) * (2.0 / shape[1] ** 0.5)
+        words, scales, biases = mx.quantize(values.astype(mx.float16), group_size=64, bits=4)
+        if quantized:
+            tensors |= {f"{name}.weight": words, f"{name}.scales": scales, f"{name}.biases": biases}
+        else:
+            wide_parts = scales.astype(mx.float32), biases.astype(mx.float32)
+            tensors[f"{name}.weight"] = mx.dequantize(words, *wide_parts, group_size=64, bits=4)
+    mx.save_safetensors(str(folder / "model.safetensors"), tensors)
+    return folder
+
+
+def test_a_checkpoint_of_affine_groups_gives_what_its_dense_values_give(tmp_path):
+    folders = []
+    for name in ("groups", "dense"):
+        folder = write_tiny_model(tmp_path / name, context_length=512)
+        config = json.loads((folder / "config.json").read_text()) | {
+            "hidden_size": 64,
+            "intermediate_size": 128,
+            "head_dim": 32,
+        }
+        if name == "groups":
+            config["quantization"] = {"bits": 4, "group_size": 64}
+        folders.append(write_weights(folder, config, name == "groups"))
+    core, prepared = start(folders[0], "mlx", random_weights=None)
+    assert dict(prepared.plan.model.weight_formats) == {"AFFINE4_64_F16": 15, "F32": 5}
+    assert all(item.native for item in prepared.plan.formats)
+    groups = run(core, ("greedy", "top-k"))
+    prepared.close()
+    dense = answers(folders[1], "mlx", ("greedy", "top-k"), random_weights=None)
+    for name in ("greedy", "top-k"):
+        assert groups[name][0] == dense[name][0]
+    assert_same({"greedy": groups["greedy"]}, {"greedy": dense["greedy"]})
+
+
 def test_the_whole_path_imports_no_torch(tiny_model):
     import subprocess
 

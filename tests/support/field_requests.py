@@ -55,7 +55,12 @@ def prompts():
 
 def start(model, platform, overlap=True, **layout):
     config = EngineConfig(
-        model=ModelConfig(model=str(model), dtype="float32", random_weights=5, quantization=layout.get("quantization")),
+        model=ModelConfig(
+            model=str(model),
+            dtype="float32",
+            random_weights=layout.get("random_weights", 5),
+            quantization=layout.get("quantization"),
+        ),
         platform=PlatformConfig(platform=platform),
         cache=CacheConfig(max_total_tokens=layout.get("pool", 4096)),
         scheduler=SchedulerConfig(

@@ -53,8 +53,8 @@ class AffineArrays:
 class AffineWeight(PackedWeight):
     """A quantized weight.
 
-    Activations are brought to the type of the scales, so that scales stay exact: float32 for weights of block
-    formats, unless activations are float16, which holds most of their scales exactly.
+    Activations are brought to the type of the scales, so that scales stay exact. That is the activations' own type
+    where it holds every scale, else float32.
 
     Attributes:
         arrays: the weight.
@@ -164,7 +164,7 @@ def _affine_of(view: TensorView, spec: LinearSpec) -> AffineArrays:
         return _quantized(view, MADE_AT_LOAD[spec.quantize])
     own = parse_affine(view.dtype)
     if own is not None:
-        return own.arrays(view)
+        return own.arrays(view, mlx_dtype(spec.dtype))
     rows, columns = view.shape
     affine = to_affine(view.dtype, view.data, rows, columns)
     scales, biases = mx.array(affine.scales), mx.array(affine.biases)
@@ -219,8 +219,8 @@ class AffineFormat:
     group: int
     scale: str
 
-    def arrays(self, view: TensorView) -> AffineArrays:
-        """The view's rows in MLX's form."""
+    def arrays(self, view: TensorView, dtype: mx.Dtype) -> AffineArrays:
+        """The view's rows in MLX's form; scales of another type than the activations' ``dtype`` become float32."""
         rows, columns = view.shape
         groups, width = columns // self.group, 4 if self.scale == "F32" else 2
         blocks = np.frombuffer(view.data, dtype=np.uint8).reshape(rows, groups, -1)
@@ -233,6 +233,8 @@ class AffineFormat:
             for at in (slice(0, width), slice(width, 2 * width))
         )
         words = mx.array(np.ascontiguousarray(blocks[:, :, 2 * width :]).reshape(rows, -1).view("<u4"))
+        if scales.dtype != dtype:
+            scales, biases = scales.astype(mx.float32), biases.astype(mx.float32)
         mx.eval(words, scales, biases)
         return AffineArrays(words, scales, biases, self.bits, self.group)
 

@@ -4,15 +4,32 @@ It knows no file type, no model and no GEMM: GEMMs belong to platforms, which cl
 """
 
 from cardan.quantization.dequantization import dequantize
-from cardan.quantization.formats import BLOCK_FORMATS, FORMATS, FormatSpec, format_spec, row_bytes, tensor_bytes
+from cardan.quantization.formats import (
+    AFFINE_BITS,
+    AFFINE_FORMATS,
+    AFFINE_GROUPS,
+    AFFINE_SCALES,
+    BLOCK_FORMATS,
+    FORMATS,
+    FormatSpec,
+    affine_format,
+    format_spec,
+    row_bytes,
+    tensor_bytes,
+)
 from cardan.quantization.quantizing import WRITABLE_FORMATS, quantize
 from cardan.quantization.rows import gather_rows, slice_rows
 
 __all__ = [
+    "AFFINE_BITS",
+    "AFFINE_FORMATS",
+    "AFFINE_GROUPS",
+    "AFFINE_SCALES",
     "BLOCK_FORMATS",
     "FORMATS",
     "WRITABLE_FORMATS",
     "FormatSpec",
+    "affine_format",
     "dequantize",
     "format_spec",
     "gather_rows",

@@ -6,6 +6,7 @@ It knows no file type. Work goes through in pieces that fit the processor's cach
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -69,7 +70,7 @@ def _fill(spec: FormatSpec, raw: npt.NDArray[np.uint8], out: Float32Array) -> No
     if spec.name in ("F8_E4M3", "F8_E5M2"):
         out[:] = _float8_table(spec.name)[raw]
         return
-    widen = _WIDEN[spec.name]
+    widen = _WIDEN.get(spec.name) or partial(_widen_affine, spec)
     blocks = raw.reshape(-1, spec.block_bytes)
     values = out.reshape(-1, spec.block_elements)
     step = _PIECE_ELEMENTS // spec.block_elements
@@ -131,6 +132,22 @@ def _widen_q5_1(blocks: Blocks) -> Float32Array:
 
 def _widen_q8_0(blocks: Blocks) -> Float32Array:
     return blocks[:, 2:].view(np.int8).astype(np.float32) * _half(blocks, 0)
+
+
+def _widen_affine(spec: FormatSpec, blocks: Blocks) -> Float32Array:
+    width = {"float32": 4}.get(spec.scale, 2)
+    scale, offset = (_numbers(blocks[:, at : at + width], spec.scale) for at in (0, width))
+    packed = blocks[:, 2 * width :]
+    q = packed if spec.bits == 8 else np.stack((packed & 0x0F, packed >> 4), axis=-1).reshape(len(blocks), -1)
+    return q.astype(np.float32) * scale + offset
+
+
+def _numbers(raw: Blocks, dtype: str) -> Float32Array:
+    """One number of each block, float32 ``[blocks, 1]``."""
+    raw = np.ascontiguousarray(raw)
+    if dtype == "bfloat16":
+        return (raw.view("<u2").astype(np.uint32) << 16).view(np.float32)
+    return np.asarray(raw.view({"float16": "<f2", "float32": "<f4"}[dtype]), dtype=np.float32)
 
 
 # --- blocks of 256 with scales of scales --------------------------------------------------------

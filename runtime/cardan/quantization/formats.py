@@ -167,11 +167,41 @@ _SPECS = (
     ),
 )
 
-FORMATS: Mapping[str, FormatSpec] = {spec.name: spec for spec in _SPECS}
+AFFINE_BITS = (4, 8)
+AFFINE_GROUPS = (32, 64, 128)
+AFFINE_SCALES: Mapping[str, tuple[str, int]] = {"F16": ("float16", 2), "BF16": ("bfloat16", 2), "F32": ("float32", 4)}
+"""Types that scales of affine groups have in checkpoints: their name and bytes."""
+
+
+def affine_format(bits: int, group: int, scale: str) -> str:
+    """Name of the format whose blocks are groups with a scale and a bias, such as ``AFFINE4_64_BF16``."""
+    return f"AFFINE{bits}_{group}_{scale}"
+
+
+_AFFINE_SPECS = tuple(
+    FormatSpec(
+        name=affine_format(bits, group, key),
+        block_elements=group,
+        block_bytes=2 * num_bytes + group * bits // 8,
+        bits=bits,
+        group=group,
+        symmetric=False,
+        scale=scale,
+        packing="scale, offset; elements in order, little-endian bits",
+    )
+    for bits in AFFINE_BITS
+    for group in AFFINE_GROUPS
+    for key, (scale, num_bytes) in AFFINE_SCALES.items()
+)
+
+FORMATS: Mapping[str, FormatSpec] = {spec.name: spec for spec in (*_SPECS, *_AFFINE_SPECS)}
 """Every format that a checkpoint may hold, by name."""
 
 BLOCK_FORMATS: tuple[str, ...] = tuple(spec.name for spec in _SPECS if spec.quantized)
-"""Names of the formats with blocks."""
+"""Names of GGUF's formats with blocks."""
+
+AFFINE_FORMATS: tuple[str, ...] = tuple(spec.name for spec in _AFFINE_SPECS)
+"""Names of the formats with affine groups."""
 
 
 def format_spec(fmt: str) -> FormatSpec:

@@ -11,7 +11,8 @@ from typing import TypeAlias
 
 from cardan.config import ModelConfig
 from cardan.errors import CheckpointError
-from cardan.weights.checkpoint import ModelDescription, NoTensors, OpenedCheckpoint, TokenizerSource
+from cardan.weights.affine_groups import AffineStore, has_affine_groups
+from cardan.weights.checkpoint import ModelDescription, NoTensors, OpenedCheckpoint, TensorStore, TokenizerSource
 from cardan.weights.folder import WeightFiles, check_whole, find_weights, read_config, read_generation_config
 from cardan.weights.gguf import GgufStore, architecture_of, gguf_config, read_header, read_rope_factors
 from cardan.weights.kinds import CONVERT_PICKLE, PICKLE_SUFFIXES, FileKind, check_kind, file_kind
@@ -106,7 +107,14 @@ def _open_gguf(located: Located, path: Path, tokenizer: TokenizerSource | None) 
 
 def _open_safetensors(located: Located, files: WeightFiles, tokenizer: TokenizerSource | None) -> OpenedCheckpoint:
     description = _describe_folder(located, files.safetensors[0].parent, tokenizer)
-    return OpenedCheckpoint(description, SafetensorsStore(files.safetensors, files.weight_map))
+    store: TensorStore = SafetensorsStore(files.safetensors, files.weight_map)
+    if has_affine_groups(description.config):
+        try:
+            store = AffineStore(store, description.config)
+        except CheckpointError:
+            store.close()
+            raise
+    return OpenedCheckpoint(description, store)
 
 
 def _describe_folder(located: Located, folder: Path, tokenizer: TokenizerSource | None) -> ModelDescription:
