@@ -11,13 +11,13 @@ import pytest
 import torch
 
 from cardan.errors import ConfigError, UnsupportedError
-from cardan.platform import DeviceInfo, Evidence, Feature, LinearSpec, Memory, SharedMemoryPolicy
+from cardan.platform import DeviceInfo, Evidence, Feature, LinearSpec, Memory, SharedMemoryPolicy, host_memory
+from cardan.platform.cgroups import cpu_quota, memory_limit
 from cardan.types import TensorView
 from cardan_cpu import platform
-from cardan_cpu.cgroups import cpu_quota, memory_limit
 from cardan_cpu.cpu_platform import _recommended_dtype
 from cardan_cpu.device import CpuDevice, default_threads
-from cardan_cpu.host import Host, host_memory, read_host, usable_cores
+from cardan_cpu.host import Host, read_host, usable_cores
 from cardan_cpu.linear import WIDEN_FROM_ROWS, CpuDenseLinear, WideningWeight
 from cardan_torch import DenseLinear
 

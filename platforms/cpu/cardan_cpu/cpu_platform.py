@@ -23,8 +23,9 @@ from cardan.platform import (
     Platform,
     Recommendation,
     Support,
+    host_memory,
 )
-from cardan_cpu.host import Host, host_memory, read_host
+from cardan_cpu.host import Host, read_host
 
 SCORE = 10
 """Low, so that ``auto`` prefers an accelerator."""

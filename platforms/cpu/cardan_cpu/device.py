@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import torch
 
-from cardan.platform import DeviceInfo, LinearMethod, Memory, MemoryPolicy, SharedMemoryPolicy
-from cardan_cpu.host import host_memory, read_host, usable_cores
+from cardan.platform import DeviceInfo, LinearMethod, Memory, MemoryPolicy, SharedMemoryPolicy, host_memory
+from cardan_cpu.host import read_host, usable_cores
 from cardan_cpu.linear import CpuDenseLinear
 from cardan_torch import TorchDevice
 

@@ -10,10 +10,7 @@ import platform
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
-
-from cardan.platform import Memory
-from cardan_cpu.cgroups import SYSTEM_ROOT, cpu_quota, memory_limit
+from cardan.platform.cgroups import SYSTEM_ROOT, cpu_quota
 
 SHOWN_FLAGS = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16", "amx_int8", "asimd", "bf16", "sve")
 BFLOAT16_FLAGS = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
@@ -50,17 +47,6 @@ def usable_cores(root: Path = SYSTEM_ROOT) -> int:
     affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     quota = cpu_quota(root)
     return affinity if quota is None else min(affinity, quota)
-
-
-def host_memory(root: Path = SYSTEM_ROOT) -> Memory:
-    """Memory of the machine, or of the container where that has a lower limit."""
-    machine = psutil.virtual_memory()
-    total, free = int(machine.total), int(machine.available)
-    limit = memory_limit(root)
-    if limit is not None:
-        total, free = min(total, limit.limit), min(free, limit.left)
-    own = int(psutil.Process().memory_info().rss)
-    return Memory(total=total, free=free, reserved_by_others=max(total - free - own, 0), shared=True)
 
 
 def _cpuinfo(root: Path) -> tuple[str, tuple[str, ...]]:

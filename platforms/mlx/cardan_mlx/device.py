@@ -24,6 +24,7 @@ from cardan.platform import (
     MemoryPolicy,
     OpsDevice,
     OpsKVPool,
+    host_memory,
 )
 from cardan.platform.ops_device import CapturedStep
 from cardan.types import KVLayout
@@ -32,7 +33,7 @@ from cardan_mlx.attention import MlxAttention
 from cardan_mlx.graph import MlxGraphRunner
 from cardan_mlx.kv_pool import MlxKVPool
 from cardan_mlx.linear import DenseLinear
-from cardan_mlx.memory import MlxMemoryPolicy, cache_limit, device_memory, has_metal, host_memory, working_set
+from cardan_mlx.memory import MlxMemoryPolicy, cache_limit, device_memory, has_metal, working_set
 from cardan_mlx.metal_decode import MetalDecode
 from cardan_mlx.ops import MlxOps, to_numpy
 

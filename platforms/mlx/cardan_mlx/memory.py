@@ -10,9 +10,8 @@ from dataclasses import replace
 from importlib.metadata import version
 
 import mlx.core as mx
-import psutil
 
-from cardan.platform import DeviceInfo, Memory, MemoryPlan, MemoryRequest, SharedMemoryPolicy
+from cardan.platform import DeviceInfo, Memory, MemoryPlan, MemoryRequest, SharedMemoryPolicy, host_memory
 
 MIB = 2**20
 GIB = 2**30
@@ -60,14 +59,6 @@ def device_memory(host: Memory, recommended: int | None, active: int) -> Memory:
     total = min(host.total, recommended)
     free = max(min(host.free, recommended - active), 0)
     return replace(host, total=total, free=free, reserved_by_others=max(total - free - active, 0))
-
-
-def host_memory() -> Memory:
-    """Memory of the machine."""
-    machine = psutil.virtual_memory()
-    total, free = int(machine.total), int(machine.available)
-    own = int(psutil.Process().memory_info().rss)
-    return Memory(total=total, free=free, reserved_by_others=max(total - free - own, 0), shared=True)
 
 
 def cache_limit(total: int | None) -> int:

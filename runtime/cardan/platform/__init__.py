@@ -13,7 +13,14 @@ from cardan.platform.api import (
 )
 from cardan.platform.capabilities import Capabilities, Capability, Evidence, Feature, Support
 from cardan.platform.device import Device, DeviceInfo, KVPool, LoadedModel, Runner, Step
-from cardan.platform.memory import Memory, MemoryPlan, MemoryPolicy, MemoryRequest, SharedMemoryPolicy
+from cardan.platform.memory import (
+    Memory,
+    MemoryPlan,
+    MemoryPolicy,
+    MemoryRequest,
+    SharedMemoryPolicy,
+    host_memory,
+)
 from cardan.platform.model import (
     Checkpoint,
     Forward,
@@ -84,4 +91,5 @@ __all__ = [
     "Source",
     "Step",
     "Support",
+    "host_memory",
 ]

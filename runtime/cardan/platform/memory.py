@@ -1,14 +1,17 @@
 """How much memory there is, and how it is divided between weights, activations and the KV pool.
 
-It knows no device: a platform measures, this module does the sums and explains them.
+It knows no device: a platform measures, this module does the sums and explains them. Only the host's own memory is
+measured here, for platforms that share it.
 """
 
 from __future__ import annotations
 
 import abc
 from dataclasses import dataclass
+from pathlib import Path
 
 from cardan.errors import MemoryPlanError
+from cardan.platform.cgroups import SYSTEM_ROOT, memory_limit
 
 MIB = 2**20
 
@@ -28,6 +31,23 @@ class Memory:
     free: int | None
     reserved_by_others: int = 0
     shared: bool = False
+
+
+def host_memory(root: Path = SYSTEM_ROOT) -> Memory:
+    """Memory of the machine, or of the container where that has a lower limit.
+
+    Args:
+        root: stands for ``/`` where limits are read; tests put a tree of fakes there.
+    """
+    import psutil
+
+    machine = psutil.virtual_memory()
+    total, free = int(machine.total), int(machine.available)
+    limit = memory_limit(root)
+    if limit is not None:
+        total, free = min(total, limit.limit), min(free, limit.left)
+    own = int(psutil.Process().memory_info().rss)
+    return Memory(total=total, free=free, reserved_by_others=max(total - free - own, 0), shared=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,6 +1,6 @@
 """Limits that a container sets: memory and CPU time of the control groups that this process is in.
 
-It reads the files of cgroup v1 and v2 and knows nothing of torch. Missing or unreadable files mean no limit.
+It reads the files of cgroup v1 and v2 and knows no device. Missing or unreadable files mean no limit.
 """
 
 from __future__ import annotations
