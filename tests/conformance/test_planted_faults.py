@@ -1,0 +1,112 @@
+"""Ten faults planted one at a time into copies of the CPU platform: each is found, and named for its place."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import faulty_platforms as faulty
+import pytest
+
+from cardan.platform import Capability
+from cardan.testing.conformance import PARTS, Status, Subject, run_suite
+from cardan_cpu.cpu_platform import CpuPlatform
+
+PARTS_TRIED = tuple(part for part in PARTS if part != "end_to_end")
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A planted fault.
+
+    Attributes:
+        platform: a copy of the CPU platform that has it.
+        found_by: checks that must fail.
+        places: beginnings of the checks that may fail: all others must pass.
+    """
+
+    platform: CpuPlatform
+    found_by: tuple[str, ...]
+    places: tuple[str, ...]
+    parts: tuple[str, ...] = field(default=PARTS_TRIED)
+
+
+GRAPH: dict[str, Capability] = dict(faulty.GRAPH)
+
+FAULTS = {
+    "rope-off-by-one": Fault(
+        faulty.CpuCopy(faulty.with_ops(faulty.RopeOffByOne)), ("ops/rope[float32]",), ("ops/rope",)
+    ),
+    "rope-applied-twice": Fault(
+        faulty.CpuCopy(faulty.with_ops(faulty.RopeTwice)),
+        ("ops/rope[float32]", "ops/rope_apply[float32]"),
+        ("ops/rope", "kv/slot-0-stays-finite-through-warm-up"),
+    ),
+    "page-table-wrong-beyond-one-page": Fault(
+        faulty.CpuCopy(faulty.with_pool(faulty.OnePagePool)),
+        ("kv/tables-beyond-one-page-of-2-flat", "attention/torch/decode-pages-of-256"),
+        ("kv/tables-beyond-one-page-of-", "attention/torch/"),
+    ),
+    "nan-leak-at-inner-size-modulo-32": Fault(
+        faulty.CpuCopy(faulty.LeakyDevice),
+        ("linear/padding-of-inner-sizes", "ops/linear[float32]"),
+        ("linear/", "ops/linear", "kv/slot-0-stays-finite-through-warm-up"),
+    ),
+    "sampler-ignores-top-p": Fault(
+        faulty.CpuCopy(faulty.with_sampling(faulty.no_top_p)),
+        ("sampler/top_p-takes-the-reference-token", "sampler/tiny-top_p-takes-the-reference-token"),
+        ("sampler/",),
+    ),
+    "penalties-ignored": Fault(
+        faulty.CpuCopy(faulty.with_sampling(faulty.no_penalties)), ("sampler/penalties",), ("sampler/penalties",)
+    ),
+    "claimed-without-an-implementation": Fault(
+        faulty.CpuCopy(faulty.OneThread, {"weights:Q8_0": faulty.NATIVE}),
+        ("capabilities/weights:Q8_0-has-an-implementation",),
+        ("capabilities/weights:Q8_0", "linear/Q8_0"),
+    ),
+    "pool-floor-above-the-budget": Fault(
+        faulty.CpuCopy(faulty.FloorDevice), ("memory/no-memory-is-an-error-not-a-floor",), ("memory/",)
+    ),
+    "slot-0-left-with-nan": Fault(
+        faulty.CpuCopy(faulty.with_pool(faulty.NanInSlotZero)),
+        ("kv/fresh-pool-is-finite-slot-0-too",),
+        ("kv/", "attention/torch/"),
+    ),
+    "graph-replays-stale-lengths": Fault(
+        faulty.CpuCopy(faulty.with_graph(stale=True), GRAPH),
+        ("graph/replay-equals-eager-LlamaForCausalLM",),
+        ("graph/replay-equals-eager-",),
+    ),
+}
+
+
+def failures(platform: CpuPlatform, parts: tuple[str, ...]) -> dict[str, str]:
+    with Subject(platform, quick=True) as subject:
+        report = run_suite(subject, parts)
+    assert report.of(Status.PASSED)
+    return {outcome.id: outcome.detail for outcome in report.of(Status.FAILED)}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_planted_fault_is_found_where_it_is(name: str) -> None:
+    fault = FAULTS[name]
+    failed = failures(fault.platform, fault.parts)
+    assert set(fault.found_by) <= set(failed), sorted(failed)
+    elsewhere = {check: detail for check, detail in failed.items() if not check.startswith(fault.places)}
+    assert not elsewhere
+    assert all(failed.values()), "a failure says what was got and what was expected"
+
+
+def test_ten_are_planted() -> None:
+    assert len(FAULTS) == 10
+
+
+@pytest.mark.parametrize(
+    "platform",
+    [
+        pytest.param(faulty.CpuCopy(faulty.OneThread), id="plain"),
+        pytest.param(faulty.CpuCopy(faulty.with_graph(stale=False), GRAPH), id="with-graphs"),
+    ],
+)
+def test_without_a_fault_everything_passes(platform: CpuPlatform) -> None:
+    assert failures(platform, tuple(PARTS)) == {}

@@ -1,0 +1,262 @@
+"""Copies of the CPU platform with one fault planted in each, for tests of the conformance suite.
+
+Each fault sits where a platform's author would make it: in an operation, a linear, the pool, the runner, the policy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from cardan.errors import MemoryPlanError
+from cardan.platform import (
+    AttentionBackend,
+    AttentionMeta,
+    Capabilities,
+    Capability,
+    CapturedStep,
+    DeviceInfo,
+    Evidence,
+    Feature,
+    GraphRunner,
+    KVPool,
+    LinearMethod,
+    LoadedModel,
+    MemoryPlan,
+    MemoryPolicy,
+    MemoryRequest,
+    OpsKVPool,
+    Plan,
+    Runner,
+    SharedMemoryPolicy,
+    Step,
+    Support,
+)
+from cardan.runner import NeutralDevice
+from cardan.types import Batch, KVLayout, SamplingBatch, TableDelta
+from cardan_cpu.cpu_platform import CpuPlatform
+from cardan_cpu.device import CpuDevice
+from cardan_torch import DenseLinear, DenseWeight, TorchKVPool, TorchOps
+
+
+class CpuCopy(CpuPlatform):
+    """The CPU platform over a device class of the test's own."""
+
+    def __init__(self, device: Callable[[DeviceInfo], Any], features: Mapping[str, Capability] | None = None) -> None:
+        self._device = device
+        self._more = features or {}
+
+    def capabilities(self, device: DeviceInfo) -> Capabilities:
+        answers = super().capabilities(device)
+        return replace(answers, features={**answers.features, **self._more})
+
+    def open(self, device: DeviceInfo, options: Mapping[str, Any]) -> Any:
+        return self._device(device)
+
+
+class OneThread(CpuDevice):
+    """The CPU device on one thread: shapes are tiny."""
+
+    def __init__(self, info: DeviceInfo) -> None:
+        super().__init__(info, threads=1)
+
+
+# --- operations ---------------------------------------------------------------------------------
+
+
+class RopeOffByOne(TorchOps):
+    def rope_prepare(self, positions: torch.Tensor, cos: Any, sin: Any, interleaved: bool) -> Any:
+        return super().rope_prepare((positions + 1).clamp(max=cos.shape[0] - 1), cos, sin, interleaved)
+
+
+class RopeTwice(TorchOps):
+    def rope_apply(self, x: torch.Tensor, prepared: Any) -> torch.Tensor:
+        once = super().rope_apply(x, prepared)
+        # the recursion over the rotated features must not rotate four times
+        return once if prepared.cos.shape[-1] < x.shape[-1] else super().rope_apply(once, prepared)
+
+
+def with_ops(make: type[TorchOps]) -> type[OneThread]:
+    class Device(OneThread):
+        def __init__(self, info: DeviceInfo) -> None:
+            super().__init__(info)
+            self._ops = make(self.torch_device)
+
+    return Device
+
+
+# --- linears ------------------------------------------------------------------------------------
+
+
+class LeakyWeight(DenseWeight):
+    """A tile of 32 columns whose last lanes were never cleared; the last output row reads them."""
+
+    def apply(self, x: torch.Tensor) -> torch.Tensor:
+        out = super().apply(x)
+        if x.shape[-1] % 32:
+            out[..., -1] += torch.full((), torch.nan) * 0
+        return out
+
+
+class LeakyLinear(DenseLinear):
+    def make(self, weight: torch.Tensor, bias: torch.Tensor | None) -> DenseWeight:
+        return LeakyWeight(weight, bias)
+
+
+class LeakyDevice(OneThread):
+    def linear_methods(self) -> tuple[LinearMethod, ...]:
+        return (LeakyLinear("cpu"),)
+
+
+# --- the pool -----------------------------------------------------------------------------------
+
+
+class OnePagePool(TorchKVPool):
+    """Takes a row's pages to follow each other."""
+
+    def __init__(self, layout: KVLayout, num_slots: int, num_rows: int, max_length: int, device: Any) -> None:
+        super().__init__(layout, num_slots, num_rows, max_length, device)
+        self._page, self._num_slots = layout.page_size, num_slots
+
+    def update_tables(self, deltas: Sequence[TableDelta]) -> None:
+        super().update_tables(deltas)
+        if self._page > 1:
+            first = self.tables[:, :, :1] // self._page * self._page
+            guessed = (first + torch.arange(self.tables.shape[-1])) % self._num_slots
+            self.tables[:, :, self._page :] = guessed[:, :, self._page :]
+
+
+class NanInSlotZero(TorchKVPool):
+    def __init__(self, layout: KVLayout, num_slots: int, num_rows: int, max_length: int, device: Any) -> None:
+        super().__init__(layout, num_slots, num_rows, max_length, device)
+        for leaf in self.leaves():
+            leaf[0] = torch.nan
+
+
+def with_pool(make: type[TorchKVPool]) -> type[OneThread]:
+    class Device(OneThread):
+        def allocate_kv(self, layout: KVLayout, num_slots: int, num_rows: int, max_length: int) -> OpsKVPool:
+            return make(layout, num_slots, num_rows, max_length, self.torch_device)
+
+    return Device
+
+
+# --- the runner ---------------------------------------------------------------------------------
+
+
+class ChangedRunner(Runner):
+    """A runner that samples with other parameters than it is given."""
+
+    def __init__(self, runner: Runner, change: Callable[[SamplingBatch], SamplingBatch]) -> None:
+        self._runner = runner
+        self._change = change
+
+    def warm_up(self, buckets: Sequence[int]) -> None:
+        self._runner.warm_up(buckets)
+
+    def launch(self, batch: Batch) -> Step:
+        if batch.sampling is not None:
+            batch = replace(batch, sampling=self._change(batch.sampling))
+        return self._runner.launch(batch)
+
+    def close(self) -> None:
+        self._runner.close()
+
+
+def with_sampling(change: Callable[[SamplingBatch], SamplingBatch]) -> Callable[[DeviceInfo], NeutralDevice]:
+    class Device(NeutralDevice):
+        def runner(self, loaded: LoadedModel, pool: KVPool, plan: Plan) -> Runner:
+            return ChangedRunner(super().runner(loaded, pool, plan), change)
+
+    return lambda info: Device(OneThread(info))
+
+
+def no_top_p(sampling: SamplingBatch) -> SamplingBatch:
+    return replace(sampling, top_p=np.ones_like(sampling.top_p))
+
+
+def no_penalties(sampling: SamplingBatch) -> SamplingBatch:
+    none = np.zeros_like(sampling.frequency_penalty)
+    return replace(
+        sampling,
+        frequency_penalty=none,
+        presence_penalty=none,
+        repetition_penalty=np.ones_like(none),
+        penalty_seeds=(),
+    )
+
+
+# --- memory -------------------------------------------------------------------------------------
+
+
+class FloorPolicy(MemoryPolicy):
+    """Gives at least 4,096 slots, whatever there is."""
+
+    def plan(self, request: MemoryRequest) -> MemoryPlan:
+        try:
+            return SharedMemoryPolicy().plan(request)
+        except MemoryPlanError:
+            slots = max(4096, request.min_slots) // request.page_size * request.page_size
+            pool_bytes = (slots + request.page_size) * request.bytes_per_slot
+            return MemoryPlan(num_slots=slots, pool_bytes=pool_bytes, lines=(("floor", pool_bytes, "at least this"),))
+
+
+class FloorDevice(OneThread):
+    def memory_policy(self) -> MemoryPolicy:
+        return FloorPolicy()
+
+
+# --- graphs -------------------------------------------------------------------------------------
+
+
+class RecordingGraph(GraphRunner):
+    """Pads decode steps to powers of two and runs them again from what it recorded of each bucket.
+
+    With ``stale`` it keeps the lengths that a bucket had when it was recorded.
+    """
+
+    def __init__(self, ops: TorchOps, backend: AttentionBackend, step: CapturedStep, stale: bool) -> None:
+        self._ops, self._backend, self._step, self._stale = ops, backend, step, stale
+        self._lengths: dict[int, Any] = {}
+
+    def can_replay(self, meta: AttentionMeta) -> bool:
+        return len(meta.row_ids) <= 16
+
+    def replay(self, input_ids: torch.Tensor, meta: AttentionMeta) -> torch.Tensor:
+        count = len(meta.row_ids)
+        rows = 1 << (count - 1).bit_length()
+        padded = self._padded(meta, rows)
+        if self._stale:
+            recorded = self._lengths.setdefault(rows, padded.seq_lens)
+            padded = replace(padded, seq_lens=np.minimum(recorded, padded.seq_lens))
+        ids = torch.cat((input_ids, input_ids.new_zeros(rows - count)))
+        positions = self._ops.from_host(padded.positions)
+        return self._step(ids, positions, self._backend.plan(padded))[:count]
+
+    def _padded(self, meta: AttentionMeta, rows: int) -> AttentionMeta:
+        more = rows - len(meta.row_ids)
+        zeros, ones = np.zeros(more, np.int32), np.ones(more, np.int32)
+        return replace(
+            meta,
+            query_starts=np.arange(rows + 1, dtype=np.int32),
+            seq_lens=np.concatenate((meta.seq_lens, ones)),
+            row_ids=np.concatenate((meta.row_ids, zeros)),
+            positions=np.concatenate((meta.positions, zeros)),
+            out_slots=np.concatenate((meta.out_slots, np.tile(zeros, (len(meta.out_slots), 1))), axis=1),
+        )
+
+
+def with_graph(*, stale: bool) -> type[OneThread]:
+    class Device(OneThread):
+        def graph_runner(self, pool: OpsKVPool, backend: AttentionBackend, step: CapturedStep) -> GraphRunner:
+            return RecordingGraph(self._ops, backend, step, stale)
+
+    return Device
+
+
+NATIVE = Capability(Support.NATIVE, "claimed", Evidence.NONE)
+GRAPH = {str(Feature.GRAPH): Capability(Support.NATIVE, "recorded decode steps", Evidence.SIMULATOR)}
