@@ -74,7 +74,8 @@ class MlxAttention(AttentionBackend):
         return out if plan.order is None else mx.take(out, plan.order, axis=0)
 
     def _decode(self, q: mx.array, layer: LayerKV, part: DecodePart, sinks: mx.array | None) -> mx.array:
-        if self._kernel is not None and self._kernel.takes(layer, sinks):
+        # decode steps always write to the tail; single tokens of other steps find nothing there
+        if self._kernel is not None and part.places.shape[1] and self._kernel.takes(layer, sinks):
             return self._kernel(q, self.pool, layer, part)
         keys, values = (
             self._gather(pool[layer.index], tail[layer.index], part, q.dtype)
