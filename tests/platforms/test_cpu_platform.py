@@ -165,20 +165,26 @@ def test_the_device_measures_and_shares_memory() -> None:
     assert isinstance(device.memory_policy(), SharedMemoryPolicy)
 
 
-def facts(native: str) -> object:
-    return type("Facts", (), {"native_dtype": native})()
+def facts(native: str, fmt: str, num_parameters: int) -> object:
+    values = {"native_dtype": native, "weight_formats": {fmt: 9, "F32": 3}, "num_parameters": num_parameters}
+    return type("Facts", (), values)()
 
 
 @pytest.mark.parametrize(
-    ("native", "flags", "expected"),
+    ("native", "fmt", "num_parameters", "flags", "expected"),
     [
-        ("float32", ("amx_bf16",), "float32"),
-        ("bfloat16", ("amx_bf16",), "bfloat16"),
-        ("bfloat16", ("avx2",), "bfloat16"),
+        ("float32", "F32", 10**6, ("amx_bf16",), "float32"),
+        ("bfloat16", "BF16", 10**6, ("amx_bf16",), "bfloat16"),
+        ("bfloat16", "BF16", 10**6, ("avx2",), "bfloat16"),
+        ("bfloat16", "Q4_1", 10**6, ("amx_bf16",), "bfloat16"),
+        ("bfloat16", "Q4_1", 10**6, ("avx2",), "float32"),
+        ("bfloat16", "Q4_1", 10**10, ("avx2",), "bfloat16"),
     ],
 )
-def test_the_recommended_type_has_its_reason(native: str, flags: tuple[str, ...], expected: str) -> None:
-    recommendation = _recommended_dtype(facts(native), Host("x", flags, 2))  # type: ignore[arg-type]
+def test_the_recommended_type_has_its_reason(
+    native: str, fmt: str, num_parameters: int, flags: tuple[str, ...], expected: str
+) -> None:
+    recommendation = _recommended_dtype(facts(native, fmt, num_parameters), Host("x", flags, 2))  # type: ignore[arg-type]
     assert recommendation.value == expected
     assert recommendation.why
 

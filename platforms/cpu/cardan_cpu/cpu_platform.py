@@ -97,11 +97,20 @@ class CpuPlatform(Platform):
         return CpuDevice(device, threads)
 
 
+EXACT_PARAMETERS = 1_000_000_000
+"""Largest model whose block formats are widened to float32 by default: 4 GB, twice what bfloat16 takes."""
+
+
 def _recommended_dtype(facts: ModelFacts, host: Host) -> Recommendation:
     if facts.native_dtype == "float32":
         return Recommendation("float32", "the checkpoint is float32")
     if host.has_bfloat16:
         return Recommendation("bfloat16", "the processor multiplies bfloat16 in hardware")
+    blocks = facts.weight_formats.keys() - set(DENSE_FORMATS)
+    if blocks and facts.num_parameters <= EXACT_PARAMETERS:
+        return Recommendation(
+            "float32", f"the exact values of {', '.join(sorted(blocks))} weights, which bfloat16 would round"
+        )
     return Recommendation(
         "bfloat16",
         "decode reads every weight once, so half the bytes count; prefill widens weights to float32 block by block",
