@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tiny_models
-from engine_parity import LAYOUTS, check_layout
+from engine_parity import LAYOUTS, check_layout, check_small_pool
 
 CONTEXT = 160
 
@@ -74,3 +74,11 @@ def test_family(family: str, layout: str, checkpoints: Made) -> None:
 @pytest.mark.parametrize("layout", sorted(set(LAYOUTS) - {"odd-chunks-overlapped", "retracting"}))
 def test_layout(family: str, layout: str, checkpoints: Made) -> None:
     check_layout(*checkpoints[family], layout, prompts(), top=tiny_models.VOCAB)
+
+
+@pytest.mark.parametrize("family", ["qwen3"])
+def test_64_requests_over_a_small_pool_answer_as_they_do_alone(family: str, checkpoints: Made) -> None:
+    rng = np.random.default_rng(2)
+    folder, _ = checkpoints[family]
+    lengths = 20 + np.arange(64) % 40
+    check_small_pool(folder, [rng.integers(3, tiny_models.VOCAB, n).tolist() for n in lengths], num_tokens=64)

@@ -8,14 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from engine_parity import check_layout, start
+from engine_parity import check_layout, check_small_pool
 
 from cardan.config import ModelConfig
-from cardan.engine.core import EngineCore
-from cardan.engine.messages import Generate
 from cardan.models import build_model
 from cardan.text import Tokenizer, load_tokenizer
-from cardan.types import LogprobParams, SamplingParams
 from cardan.weights import open_checkpoint
 
 pytestmark = pytest.mark.model
@@ -75,45 +72,11 @@ def test_answers_equal_transformers(layout: str, smollm2_path: Path, tokenizer: 
     check_layout(smollm2_path, LargeOracle(smollm2_path), layout, prompts, top=50)
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
 def test_64_requests_over_a_pool_of_2048_tokens_answer_as_they_do_alone(
     smollm2_path: Path, tokenizer: Tokenizer
 ) -> None:
-    prompts = [
-        tokenizer.encode(f"{'All of these were counted twice. ' * (i % 5)}Number {i * 37 % 64} of the list is called")
-        for i in range(64)
-    ]
-    core, prepared = start(smollm2_path, {"overlap": True, "chunk": 512, "pool": 2048, "rows": 64})
-    try:
-        together = _texts(core, dict(enumerate(prompts)), tokenizer)
-        assert core.stats().totals.get("retractions", 0) > 0
-        for i, prompt in enumerate(prompts):
-            assert core.flush_cache()
-            assert _texts(core, {i: prompt}, tokenizer)[i] == together[i], f"request {i}"
-    finally:
-        prepared.close()
-
-
-def _texts(core: EngineCore, prompts: dict[int, list[int]], tokenizer: Tokenizer) -> dict[int, str]:
-    """Greedy answers of 40 tokens."""
-    tokens: dict[str, list[int]] = {str(i): [] for i in prompts}
-    for i, ids in prompts.items():
-        core.add(
-            Generate(
-                wire_id=str(i),
-                prompt_ids=ids,
-                sampling=SamplingParams(max_new_tokens=40, temperature=0.0),
-                logprobs=LogprobParams(),
-                priority=0,
-                cache_salt=None,
-                routing_key=None,
-                arrival_s=0.0,
-            )
-        )
-    while core.has_work:
-        core.turn()
-        for news in core.take_news():
-            for rid, new in news.tokens():
-                tokens[rid].extend(new)
-    core.scheduler.check_invariants()
-    assert all(len(answer) == 40 for answer in tokens.values())
-    return {int(rid): tokenizer.decode(answer) for rid, answer in tokens.items()}
+    lead = "All of these were counted twice. "
+    texts = [f"{lead * (i % 5)}Number {i * 37 % 64} of the list is called" for i in range(64)]
+    check_small_pool(smollm2_path, [tokenizer.encode(text) for text in texts], num_tokens=40)

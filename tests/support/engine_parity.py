@@ -143,6 +143,44 @@ def _difference(entries: list[TokenLogprobs], logits: np.ndarray[Any, Any]) -> f
     return worst
 
 
+def greedy(core: EngineCore, prompts: dict[int, list[int]], num_tokens: int) -> dict[int, list[int]]:
+    """Greedy answers to prompts that run together."""
+    answers: dict[int, list[int]] = {i: [] for i in prompts}
+    for i, ids in prompts.items():
+        message = Generate(
+            wire_id=str(i),
+            prompt_ids=ids,
+            sampling=SamplingParams(max_new_tokens=num_tokens, temperature=0.0),
+            logprobs=LogprobParams(),
+            priority=0,
+            cache_salt=None,
+            routing_key=None,
+            arrival_s=0.0,
+        )
+        core.add(message)
+    while core.has_work:
+        core.turn()
+        for news in core.take_news():
+            for rid, new in news.tokens():
+                answers[int(rid)].extend(new)
+    core.scheduler.check_invariants()
+    assert all(len(answer) == num_tokens for answer in answers.values())
+    return answers
+
+
+def check_small_pool(model: Path, prompts: list[list[int]], num_tokens: int) -> None:
+    """Run prompts together over a pool of 2,048 tokens, which does not hold them, then each alone: same answers."""
+    core, prepared = start(model, {"overlap": True, "chunk": 512, "pool": 2048, "rows": 64})
+    try:
+        together = greedy(core, dict(enumerate(prompts)), num_tokens)
+        assert core.stats().totals.get("retractions", 0) > 0
+        for i, prompt in enumerate(prompts):
+            assert core.flush_cache()
+            assert greedy(core, {i: prompt}, num_tokens)[i] == together[i], f"request {i}"
+    finally:
+        prepared.close()
+
+
 def check_layout(model: Path, oracle: Oracle, name: str, prompts: list[list[int]], top: int) -> None:
     """Run prompts twice, so that the second time prefixes hit, and hold every answer to the oracle."""
     layout = LAYOUTS[name]
