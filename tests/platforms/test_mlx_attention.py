@@ -40,8 +40,8 @@ def layer(**changes):
 class Sequences:
     """Rows that grow by steps; slots are scattered, and all that no row owns hold NaN but for slot 0."""
 
-    def __init__(self, kv, dtype="float32", num_slots=NUM_SLOTS, sinks=None):
-        layout = KVLayout(layers=(kv,), page_size=1, dtype=dtype)
+    def __init__(self, kv, dtype="float32", num_slots=NUM_SLOTS, sinks=None, kv_dtype=None):
+        layout = KVLayout(layers=(kv,), page_size=1, dtype=kv_dtype or dtype)
         self.kv, self.dtype, self.sinks = kv, getattr(mx, dtype), sinks
         self.pool = MlxKVPool(layout, num_slots, NUM_ROWS, 1024, mx.synchronize)
         for array in (self.pool.keys[0], self.pool.values[0]):
@@ -121,6 +121,11 @@ def test_matches_dense_attention_through_a_life_of_steps(kind):
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_narrow_types_stay_within_their_rounding(dtype):
     live_through(Sequences(layer(), dtype), TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("kv_dtype", ["bfloat16", "float16"])
+def test_the_pool_may_be_narrower_than_the_activations(kv_dtype):
+    live_through(Sequences(layer(), kv_dtype=kv_dtype), TOLERANCE[kv_dtype])
 
 
 @pytest.mark.parametrize("kind", ["grouped", "softcap"])

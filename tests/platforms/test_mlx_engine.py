@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from importlib.util import find_spec
 
 import pytest
 
@@ -144,6 +145,9 @@ def test_a_checkpoint_of_affine_groups_gives_what_its_dense_values_give(tmp_path
     for name in ("greedy", "top-k"):
         assert groups[name][0] == dense[name][0]
     assert_same({"greedy": groups["greedy"]}, {"greedy": dense["greedy"]})
+    if find_spec("torch") is not None:
+        widened = answers(folders[0], "cpu", ("greedy",), random_weights=None)
+        assert_same({"greedy": groups["greedy"]}, widened)
 
 
 def test_the_whole_path_imports_no_torch(tiny_model):

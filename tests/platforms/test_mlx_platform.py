@@ -130,9 +130,7 @@ def test_the_plan_says_what_happens_to_each_format():
 
 
 def test_what_is_refused_names_what_works():
-    with pytest.raises(
-        UnsupportedError, match=r"--attention-backend must be one of gather .* got 'metal' \(the"
-    ):
+    with pytest.raises(UnsupportedError, match=r"--attention-backend must be one of gather .* got 'metal' \(the"):
         plan(facts(), attention_backend="metal")
     with pytest.raises(UnsupportedError, match=r"--tp-size must be 1 on platform 'mlx', got 2: there is one device"):
         plan(facts(), tp_size=2)

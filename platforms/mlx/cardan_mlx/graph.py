@@ -32,7 +32,7 @@ class MlxGraphRunner(GraphRunner):
     """Captures a bucket's step when it is first met, and replays it for every later step of the bucket.
 
     The pool goes in as an argument and is only read; the tail goes in and comes out. Rows are padded up to a power of
-    two or a multiple of 16, KV widths to pages, from 8 pages on to steps of a quarter.
+    two or a multiple of 16, KV widths to pages, from 8 pages on to steps of an eighth or less.
     """
 
     def __init__(self, pool: MlxKVPool, backend: MlxAttention, step: CapturedStep) -> None:
