@@ -12,6 +12,8 @@ export CARDAN_TEST_MODELS ?= $(CARDAN_CACHE)/models
 
 # One process a core, one thread each; a file stays in one process, so that its fixtures are made once.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile
+P ?= cpu
+
 PORTABLE := not gpu and not npu and not metal and not peers
 
 .PHONY: demo test test-more check conform bench docs clean
@@ -32,15 +34,17 @@ check: $(VENV)/installed-check
 	$(BIN)/lint-imports
 	$(BIN)/python -m pytest -q tests/test_house.py
 
-# What every platform has to get right: ops against float64 references, and the runner over them.
+# What every platform has to get right, on the one that P names; another than cpu brings an extra of its name.
 conform: $(VENV)/installed-test
-	$(BIN)/python -m pytest -q -m "$(PORTABLE)" tests/ops tests/platforms tests/runner tests/testing
+	$(if $(filter-out cpu null,$(P)),@$(PIP) -e '.[$(P)]')
+	$(BIN)/cardan conform --platform $(P)
 
 bench: $(VENV)/installed-bench $(CARDAN_CACHE)/fetched
 	$(BIN)/python benchmarks/transformers_parity.py
 
 docs: $(VENV)/installed-test
 	$(BIN)/python docs/generate.py
+	$(BIN)/python docs/platform_sizes.py
 
 clean:
 	rm -rf $(VENV) .cardan

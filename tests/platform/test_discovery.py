@@ -12,7 +12,16 @@ from typing import Any
 import pytest
 
 from cardan.errors import PlatformApiError, PlatformLoadError, PlatformNotFoundError
-from cardan.platform import PLATFORM_API, Availability, Capabilities, Capability, DeviceInfo, Platform, Support
+from cardan.platform import (
+    PLATFORM_API,
+    Availability,
+    Capabilities,
+    Capability,
+    DeviceInfo,
+    Platform,
+    Support,
+    discovery,
+)
 from cardan.platform.discovery import choose_platform, find_plugins, load_platform, platforms_claiming, survey
 
 
@@ -121,6 +130,19 @@ def test_another_platform_api_names_both_versions(api: tuple[int, int], wanted: 
     assert f"for PLATFORM_API {wanted}, this Cardan has {PLATFORM_API}" in message
     assert "x-dist 9.9" in message
     assert advice in message
+
+
+def test_a_plugin_for_the_version_before_still_runs_with_a_warning(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(discovery, "PLATFORM_API", 5)
+    monkeypatch.setattr(discovery, "OLDEST_PLATFORM_API", 4)
+    points = [FakeEntryPoint("x", FakePlatform("x", api=(3, 4)), "x-dist", "9.9")]
+    assert load_platform("x", points).name == "x"
+    assert "was written for PLATFORM_API 4, this Cardan has 5" in caplog.text
+    assert "x-dist" in caplog.text
+    with pytest.raises(PlatformApiError):
+        load_platform("x", [FakeEntryPoint("x", FakePlatform("x", api=(2, 3)), "x-dist", "9.9")])
 
 
 @pytest.mark.parametrize(

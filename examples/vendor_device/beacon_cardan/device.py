@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -149,8 +148,7 @@ class BeaconDevice(seam.Device):
         self.info = info
 
     def memory(self) -> seam.Memory:
-        total, free = (os.sysconf("SC_PAGE_SIZE") * os.sysconf(f"SC_{kind}_PAGES") for kind in ("PHYS", "AVPHYS"))
-        return seam.Memory(total=total, free=free, shared=True)
+        return seam.host_memory()
 
     def load(
         self, model: seam.Model, checkpoint: seam.Checkpoint, plan: seam.Plan, progress: Any = None

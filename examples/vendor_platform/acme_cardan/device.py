@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -143,8 +142,7 @@ class AcmeDevice(seam.OpsDevice):
         self.info = info
 
     def memory(self) -> seam.Memory:
-        total, free = (os.sysconf("SC_PAGE_SIZE") * os.sysconf(f"SC_{kind}_PAGES") for kind in ("PHYS", "AVPHYS"))
-        return seam.Memory(total=total, free=free, shared=True)
+        return seam.host_memory()
 
     def memory_policy(self) -> seam.MemoryPolicy:
         return seam.SharedMemoryPolicy()

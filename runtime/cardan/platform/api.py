@@ -18,6 +18,9 @@ from cardan.platform.ops_device import OpsDevice
 PLATFORM_API = 1
 """Version of everything exported by ``cardan.platform`` and ``cardan.ops``."""
 
+OLDEST_PLATFORM_API = 1
+"""Oldest version whose plugins still run, with a warning: the one before ``PLATFORM_API``, but for the first."""
+
 
 @dataclass(frozen=True, slots=True)
 class Availability:

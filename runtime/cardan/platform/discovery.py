@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from cardan.errors import PlatformApiError, PlatformError, PlatformLoadError, PlatformNotFoundError
-from cardan.platform.api import PLATFORM_API, Availability, Platform
+from cardan.platform.api import OLDEST_PLATFORM_API, PLATFORM_API, Availability, Platform
 from cardan.platform.capabilities import Support
 from cardan.plugins import EntryPointLike, Plugin, describe_error, installed, load_guarded
 
@@ -197,6 +197,17 @@ def _load(plugin: Plugin) -> Platform:
 
 def _check_api(platform: Platform, plugin: Plugin) -> None:
     oldest, newest = platform.api_range
+    if OLDEST_PLATFORM_API <= newest < PLATFORM_API:
+        logger.warning(
+            "Platform %r (%s) was written for PLATFORM_API %d, this Cardan has %d. It still runs; install a newer "
+            "release of %s before the next version.",
+            plugin.name,
+            plugin.origin,
+            newest,
+            PLATFORM_API,
+            plugin.distribution,
+        )
+        return
     if not oldest <= PLATFORM_API <= newest:
         wanted = str(oldest) if oldest == newest else f"{oldest} to {newest}"
         other = "newer" if newest < PLATFORM_API else "older"
