@@ -20,7 +20,6 @@ from cardan.config import (
     cache_dir,
     hub_cache_dir,
     hub_offline,
-    thread_limit,
 )
 from cardan.errors import ConfigError
 from cardan.scheduler import SCHEDULE_POLICIES
@@ -205,11 +204,3 @@ def test_where_models_are_kept() -> None:
     assert hub_cache_dir({"HF_HOME": "/h"}) == Path("/h/hub")
     assert hub_cache_dir({"XDG_CACHE_HOME": "/x"}) == Path("/x/huggingface/hub")
     assert [hub_offline({"HF_HUB_OFFLINE": text}) for text in ("1", "TRUE", "0", "")] == [True, True, False, False]
-
-
-def test_the_thread_limit_is_read_and_checked() -> None:
-    assert thread_limit({"OMP_NUM_THREADS": "3"}) == 3
-    assert thread_limit({}) is None
-    for text in ("0", "two", "-1"):
-        with pytest.raises(ConfigError, match=f"OMP_NUM_THREADS must be a whole number above 0, got '{text}'"):
-            thread_limit({"OMP_NUM_THREADS": text})

@@ -251,18 +251,3 @@ def hub_offline(environ: Mapping[str, str] | None = None) -> bool:
     """Whether ``HF_HUB_OFFLINE`` forbids asking the hub."""
     env = os.environ if environ is None else environ
     return env.get("HF_HUB_OFFLINE", "").lower() in ("1", "true", "yes", "on")
-
-
-def thread_limit(environ: Mapping[str, str] | None = None) -> int | None:
-    """Number of compute threads that ``OMP_NUM_THREADS`` allows, or None.
-
-    Raises:
-        ConfigError: the variable is not a positive whole number.
-    """
-    env = os.environ if environ is None else environ
-    text = env.get("OMP_NUM_THREADS")
-    if not text:
-        return None
-    if not text.isdigit() or int(text) == 0:
-        raise ConfigError(f"OMP_NUM_THREADS must be a whole number above 0, got {text!r}.")
-    return int(text)

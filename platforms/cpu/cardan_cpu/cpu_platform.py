@@ -69,7 +69,7 @@ class CpuPlatform(Platform):
                 name="threads",
                 kind=int,
                 default=0,
-                help="compute threads; 0 takes the usable cores, or OMP_NUM_THREADS where that is less",
+                help="compute threads; 0 takes the usable cores, or what torch starts with (OMP_NUM_THREADS) if less",
             ),
         )
 
