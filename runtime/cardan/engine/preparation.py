@@ -111,7 +111,6 @@ def open_and_resolve(config: EngineConfig, progress: Progress = _silent, platfor
         CardanError: the model, the platform or a setting is refused.
     """
     apply_installed_plugins()
-    apply_installed_plugins()
     platform = platform or choose_platform(config.platform.platform)
     device = platform.devices()[0]
     if config.model.random_weights is not None or not platform.reads_weights:
