@@ -59,11 +59,11 @@ $(VENV)/installed-cpu: $(BIN)/python pyproject.toml constraints.txt
 	@touch $@
 
 $(VENV)/installed-test: $(BIN)/python pyproject.toml constraints.txt
-	@$(PIP) -e '.[cpu,test]'
+	@$(PIP) -e '.[cpu,mlx,test]'
 	@touch $@
 
 $(VENV)/installed-check: $(BIN)/python pyproject.toml constraints.txt
-	@$(PIP) -e '.[cpu,test,check]'
+	@$(PIP) -e '.[cpu,mlx,test,check]'
 	@touch $@
 
 $(VENV)/installed-bench: $(BIN)/python pyproject.toml constraints.txt
