@@ -1,6 +1,7 @@
 """A model whose logits are a table: token ``i`` gives row ``i``, so that what samples from them can be tried alone.
 
-It knows no sampler. It has no layers; a device that runs only models it was compiled for cannot load it.
+It knows no sampler. Its one layer attends and adds nothing, so that a device sees a model like any other; one that
+runs only models it was compiled for cannot load it.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from cardan.types import (
     ForwardMode,
     Int32Array,
     KVLayout,
+    LayerKV,
     SamplingBatch,
     TableDelta,
     TensorView,
@@ -37,22 +39,25 @@ MOST_STEPS = 8
 """Positions that a row is stepped through at most."""
 
 
+LAYER = LayerKV(index=0, q_heads=1, kv_heads=1, k_dim=8, v_dim=8, scale=0.35)
+
+
 class LogitModel:
     """``hidden = embed(ids)`` and ``logits = hidden``; implements ``cardan.platform.Model``."""
 
     @property
     def facts(self) -> ModelFacts:
-        """A model without layers."""
+        """A model of one layer."""
         return ModelFacts(
             name="logit-table",
             architecture="LogitTable",
             family="logit-table",
-            num_layers=0,
+            num_layers=1,
             hidden_size=VOCAB,
             intermediate_size=VOCAB,
             vocab_size=VOCAB,
             context_length=SLOTS,
-            layers=(),
+            layers=(LAYER,),
             num_parameters=VOCAB * VOCAB,
             weight_bytes=4 * VOCAB * VOCAB,
             weight_formats={"F32": 1},
@@ -69,8 +74,12 @@ class LogitModel:
         return ()
 
     def hidden(self, ops: Any, weights: Mapping[str, Any], forward: Forward) -> Array:
-        """Rows of the table."""
-        return ops.embed(forward.input_ids, weights["embed"])
+        """Rows of the table; what attention gives is added zero times."""
+        x = ops.embed(forward.input_ids, weights["embed"])
+        first, rest = ops.split(x, (LAYER.k_dim, VOCAB - LAYER.k_dim))
+        heads = ops.split_heads(first, LAYER.q_heads)
+        seen = forward.attend(heads, heads, heads, LAYER)
+        return ops.add(x, ops.scale(ops.concat((seen, rest)), 0.0))
 
     def logits(self, ops: Any, weights: Mapping[str, Any], hidden: Array) -> Array:
         """The same in float32."""
@@ -148,7 +157,7 @@ class LogitBench:
             loaded = device.load(model, ArrayCheckpoint({}, {"table": self.table}), plan)
         except CardanError as error:
             raise NotApplicableError(f"the device does not load a model made for the suite: {error}") from error
-        layout = KVLayout(layers=(), page_size=plan.page_size, dtype=plan.kv_cache_dtype)
+        layout = KVLayout(layers=(LAYER,), page_size=plan.page_size, dtype=plan.kv_cache_dtype)
         self._span = -(-MOST_STEPS // plan.page_size) * plan.page_size
         pool = device.allocate_kv(layout, (MAX_ROWS + 2) * self._span, MAX_ROWS + 1, SLOTS)
         self.runner: Runner = device.runner(loaded, pool, plan)
