@@ -91,7 +91,7 @@ PLAN_CONSUMED_BY = {
     "max_total_tokens": "engine/preparation.py",
     "mem_fraction_static": "engine/preparation.py",
     "overlap": "engine/core.py",
-    "graph": "engine/core.py",
+    "graph": "runner/device.py",
     "enable_mixed_chunk": "engine/preparation.py",
     "quantization": "runner/device.py",
     "quantization_fallback": "runner/device.py",

@@ -17,8 +17,9 @@ from cardan.errors import ConfigError, PromptTooLongError, QueueFullError
 from cardan.platform import SettingSource
 from cardan.scheduler import OutputBatch
 from cardan.testing.null_platform import NullDevice
+from cardan.testing.null_runner import NullStep
 from cardan.testing.null_tokens import Vocabulary, expected_tokens
-from cardan.types import FinishKind, LogprobParams, SamplingParams
+from cardan.types import FinishKind, ForwardMode, LogprobParams, SamplingParams
 
 
 @pytest.fixture(scope="session")
@@ -136,6 +137,8 @@ def test_rows_that_wait_for_a_mask_sample_after_the_commit():
     events = []
 
     class FakeStep:
+        replayed = False
+
         def __init__(self, number):
             self.number = number
 
@@ -313,6 +316,20 @@ def test_what_happens_is_logged(make_core, caplog):
     assert any(line.startswith("Decode batch, running: ") and "gen throughput" in line for line in lines)
     assert any(line.startswith("Retracted r") for line in lines)
     assert lines.count("Fallback: plain loop (--disable-overlap-schedule)") == 1
+
+
+def test_replayed_steps_are_counted_and_logged(make_core, caplog, monkeypatch):
+    decoding = property(lambda step: step._batch.mode is ForwardMode.DECODE)
+    monkeypatch.setattr(NullStep, "replayed", decoding)
+    core = make_core()
+    core._graph = True
+    core.add(generate("a", [1, 2], SamplingParams(max_new_tokens=45)))
+    finish(core)
+    totals = core.stats().totals
+    assert totals["graph_replays"] == totals["decode_steps"] == 44
+    lines = [record.getMessage() for record in caplog.records]
+    assert [line.partition("graph: ")[2][:4] for line in lines if "graph: " in line] == ["Fals", "True"]
+    assert "graph_replays" not in make_core().stats().totals
 
 
 def test_preparation_records_its_parts_and_its_measurements(null_config):

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import tiny_models
 from runner_harness import RunnerHarness, greedy
 
-from cardan.platform import MemoryRequest
+from cardan.platform import AttentionMeta, GraphRunner, MemoryRequest
 from cardan.runner import StepSizes, largest_step, memory_formula, open_device
 from cardan.runner.device import NeutralDevice
 from cardan.runner.logprobs import BLOCK_BYTES, block_rows
@@ -110,6 +111,30 @@ def test_a_step_without_samples_gives_an_empty_result(harness: RunnerHarness) ->
     step = harness.runner.launch(replace(batch, logits_at=np.zeros(0, np.int32), sampling=None))
     step.sample()
     assert len(step.result().tokens) == len(step.result().failed) == 0
+
+
+def test_steps_say_whether_they_were_replayed(harness: RunnerHarness, monkeypatch: pytest.MonkeyPatch) -> None:
+    eager = harness.generate(1, IDS[:9], 4)
+
+    class Replaying(GraphRunner):
+        def __init__(self, _pool: Any, backend: Any, step: Any) -> None:
+            self._backend, self._step = backend, step
+
+        def can_replay(self, meta: AttentionMeta) -> bool:
+            return len(meta.row_ids) == 1
+
+        def replay(self, input_ids: Any, meta: AttentionMeta) -> Any:
+            positions = harness.device.device.ops.from_host(meta.positions)
+            return self._step(input_ids, positions, self._backend.plan(meta))
+
+    monkeypatch.setattr(harness.device.device, "graph_runner", Replaying)
+    harness.runner.capture_decode()
+    assert harness.generate(2, IDS[:9], 4) == eager
+    replayed = [
+        harness.runner.launch(harness.batch(parts)).replayed
+        for parts in ([(3, IDS[:9])], [(3, [5])], [(3, [6]), (1, [7])])
+    ]
+    assert replayed == [False, True, False]
 
 
 def test_logprobs_are_of_the_models_own_logits(harness: RunnerHarness, wanted: np.ndarray) -> None:

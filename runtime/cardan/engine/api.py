@@ -132,7 +132,7 @@ class EngineStats:
         max_total_tokens: slots of the pool.
         totals: counters since the start: ``prompt_tokens``, ``cached_prompt_tokens``, ``generated_tokens``,
             ``requests``, ``aborted_requests``, ``failed_requests``, ``retractions``, ``prefill_batches``,
-            ``decode_steps``, ``graph_replays``, and ``fallback:<reason>`` for each kind of fallback.
+            ``decode_steps``, ``graph_replays`` (where steps are captured), and ``fallback:<reason>`` for each kind.
         gen_throughput: output tokens per second over the last interval.
     """
 

@@ -14,7 +14,7 @@ from cardan.engine.api import EngineStats
 from cardan.engine.loops import LoopState, overlapped_turn, plain_turn
 from cardan.engine.messages import Generate
 from cardan.engine.preparation import Prepared
-from cardan.scheduler import OutputBatch, Request, Scheduler
+from cardan.scheduler import DecodeLogged, OutputBatch, Request, Scheduler
 from cardan.text.stops import build_stop_checker
 from cardan.text.tokenizer import Tokenizer
 
@@ -98,19 +98,20 @@ class EngineCore:
     def stats(self) -> EngineStats:
         """Gauges and totals as of now."""
         stats = self.scheduler.stats()
+        replays = {"graph_replays": self._loop.num_replays} if self._graph else {}
         return EngineStats(
             num_running=stats.num_running,
             num_queued=stats.num_queued,
             used_tokens=stats.used_tokens,
             cached_tokens=stats.cached_tokens,
             max_total_tokens=stats.max_total_tokens,
-            totals={**stats.totals, **self._totals},
+            totals={**stats.totals, **self._totals, **replays},
             gen_throughput=stats.gen_throughput,
         )
 
     def _log_events(self) -> None:
         for event in self.scheduler.take_events():
-            logger.info("%s", event.describe(self._graph))
+            logger.info("%s", event.describe(isinstance(event, DecodeLogged) and self._loop.last_replayed))
 
     def _fall_back(self, reason: str) -> None:
         self._totals[f"fallback:{reason}"] += 1

@@ -49,6 +49,8 @@ class LoopState:
         grammar: gives masks for rows that wait for one.
         clock: monotonic seconds.
         in_flight: the step that the overlapped loop has not read yet.
+        num_replays: steps so far that replayed a captured one.
+        last_replayed: whether the step read last did.
     """
 
     scheduler: Scheduler
@@ -56,6 +58,8 @@ class LoopState:
     grammar: MaskSource | None = None
     clock: Callable[[], float] = time.monotonic
     in_flight: InFlight | None = field(default=None)
+    num_replays: int = 0
+    last_replayed: bool = False
 
     def launch_next(self) -> InFlight | None:
         """Plan a step and launch it, or None when there is nothing to run."""
@@ -81,6 +85,8 @@ class LoopState:
 
     def read(self, launched: InFlight) -> OutputBatch:
         """Wait for a step and do its bookkeeping."""
+        self.last_replayed = launched.step.replayed
+        self.num_replays += self.last_replayed
         return self.scheduler.commit(launched.scheduled, launched.step.result(), self.clock())
 
 

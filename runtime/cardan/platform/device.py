@@ -65,6 +65,11 @@ class KVPool(abc.ABC):
 class Step(abc.ABC):
     """A step under way."""
 
+    @property
+    def replayed(self) -> bool:
+        """Whether its forward pass was replayed from a captured one, for counters and logs."""
+        return False
+
     @abc.abstractmethod
     def sample(
         self,

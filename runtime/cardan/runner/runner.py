@@ -116,13 +116,13 @@ class NeutralRunner(Runner):
         device, ops = self.device, self.device.ops
         with device.scope():
             self._pool.update_tables(batch.table_deltas)
-            hidden = self._hidden(batch)
+            hidden, replayed = self._hidden(batch)
             prompt = [] if batch.prompt_logprobs is None else self._prompt_logprobs(hidden, batch.prompt_logprobs)
             logits = None
             if len(batch.logits_at):
                 logits = self._model.logits(ops, self._weights, self._rows(hidden, batch.logits_at, batch.num_tokens))
             device.submit(() if logits is None else (logits,))
-        return NeutralStep(self, logits, batch.sampling, prompt)
+        return NeutralStep(self, logits, batch.sampling, prompt, replayed=replayed)
 
     def remember(self, row_ids: Int32Array, tokens: Array) -> None:
         """Keep the rows' sampled tokens for the next step's -1."""
@@ -136,8 +136,8 @@ class NeutralRunner(Runner):
         self._last_tokens = None
         self._graph = None
 
-    def _hidden(self, batch: Batch) -> Array:
-        """Hidden states of all tokens, ``[tokens, hidden]``: replayed, or run eagerly."""
+    def _hidden(self, batch: Batch) -> tuple[Array, bool]:
+        """Hidden states of all tokens, ``[tokens, hidden]``, and whether they were replayed or run eagerly."""
         ids = self._input_ids(batch)
         meta = AttentionMeta(
             mode=batch.mode,
@@ -149,9 +149,9 @@ class NeutralRunner(Runner):
         )
         decode = batch.mode is ForwardMode.DECODE
         if decode and self._graph is not None and self._graph.can_replay(meta):
-            return self._graph.replay(ids, meta)
+            return self._graph.replay(ids, meta), True
         backend = self._decode if decode else self._prefill
-        return self._run(ids, self.device.ops.from_host(batch.positions), backend, backend.plan(meta))
+        return self._run(ids, self.device.ops.from_host(batch.positions), backend, backend.plan(meta)), False
 
     def _run(self, ids: Array, positions: Array, backend: AttentionBackend, plan: Any) -> Array:
         forward = StepForward(self, (ids, positions), backend, plan)

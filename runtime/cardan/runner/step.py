@@ -28,6 +28,8 @@ class NeutralStep(Step):
         logits: Array | None,
         sampling: SamplingBatch | None,
         prompt: Sequence[LogprobFetch],
+        *,
+        replayed: bool = False,
     ) -> None:
         """Hold a launched step.
 
@@ -36,7 +38,9 @@ class NeutralStep(Step):
             logits: float32 ``[n, vocab]`` of the rows that sample, or None.
             sampling: their sampling state, or None.
             prompt: logprobs of prompt positions under way, block by block.
+            replayed: whether the forward pass was replayed from a captured one.
         """
+        self._replayed = replayed
         self._runner = runner
         self._logits = logits
         self._sampling = sampling
@@ -45,6 +49,11 @@ class NeutralStep(Step):
         self._logprobs: LogprobFetch | None = None
         self._logprob_rows: list[int] = []
         self._result: StepResult | None = None
+
+    @property
+    def replayed(self) -> bool:
+        """See ``Step.replayed``."""
+        return self._replayed
 
     def sample(self, sampling: SamplingBatch | None = None, mask: Mask | None = None) -> None:
         """See ``Step.sample``."""
