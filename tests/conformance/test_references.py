@@ -1,0 +1,101 @@
+"""What the suite holds platforms to, held to something else: torch, safetensors, and sums that are known."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from cardan.quantization import FORMATS, dequantize
+from cardan.testing.conformance import TINY_CONFIGS
+from cardan.testing.conformance.attention_bench import dense
+from cardan.testing.conformance.attention_checks import make_layer
+from cardan.testing.conformance.linear_checks import make_view
+from cardan.testing.conformance.sampler_reference import Knobs, adjust, choose, log_softmax
+from cardan.testing.conformance.tiny_checkpoint import TinyCheckpoint, write_safetensors
+
+
+def test_dense_attention_is_torchs() -> None:
+    rng = np.random.default_rng(0)
+    layer = make_layer(window=5)
+    q, k, v = (rng.normal(size=(9, heads, 16)) for heads in (6, 2, 2))
+    query, key, value = (torch.from_numpy(x).transpose(0, 1) for x in (q, np.repeat(k, 3, 1), np.repeat(v, 3, 1)))
+    back = torch.arange(9)[:, None] - torch.arange(9)
+    out = torch.nn.functional.scaled_dot_product_attention(
+        query, key, value, attn_mask=(back >= 0) & (back < 5), scale=layer.scale
+    )
+    want = out.transpose(0, 1).reshape(9, -1).numpy()
+    assert np.abs(dense(q, k, v, layer) - want).max() < 1e-12
+    assert np.abs(dense(q[6:], k, v, layer) - want[6:]).max() < 1e-12
+
+
+def test_a_sink_takes_its_share_of_the_softmax() -> None:
+    layer = make_layer(q_heads=1, kv_heads=1, k_dim=1, v_dim=1, scale=1.0, sinks=True)
+    one = np.zeros((1, 1, 1))
+    # scores 0 and sink log(3): the value gets a share of 1 / (1 + 3)
+    assert dense(one, one, one + 8.0, layer, np.log([3.0])) == pytest.approx(2.0)
+
+
+def test_penalties_by_hand() -> None:
+    knobs = Knobs(frequency_penalty=0.5, presence_penalty=1.0, repetition_penalty=2.0, bias={3: 7.0})
+    logits = np.array([4.0, -4.0, 2.0, 0.0])
+    # token 0: prompt only; 1: twice in the output; 2: unseen; 3: biased
+    assert adjust(logits, knobs, [0], [1, 1]).tolist() == [2.0, -8.0 - 1.0 - 1.0, 2.0, 7.0]
+
+
+def test_filters_keep_what_they_say() -> None:
+    scores = np.log(np.array([0.5, 0.3, 0.15, 0.05]))
+    picked = {
+        name: {choose(scores, Knobs(temperature=1.0, seed=seed, **{name: value}), 7) for seed in range(300)} - {None}
+        for name, value in (("top_k", 2), ("top_p", 0.9), ("min_p", 0.2), ("temperature", 1.0))
+        if name != "temperature"
+    }
+    assert picked == {"top_k": {0, 1}, "top_p": {0, 1, 2}, "min_p": {0, 1, 2}}
+
+
+def test_draws_follow_the_shares() -> None:
+    shares = np.array([0.5, 0.3, 0.15, 0.05])
+    drawn = [choose(np.log(shares), Knobs(temperature=1.0, seed=seed), 7) for seed in range(4000)]
+    counts = np.bincount([token for token in drawn if token is not None], minlength=4) / len(drawn)
+    assert np.abs(counts - shares).max() < 0.025
+
+
+def test_what_is_too_close_to_call_is_not_called() -> None:
+    assert choose(np.array([1.0, 1.0 + 1e-6, 0.0]), Knobs(), 0) is None
+    assert choose(np.log([0.5, 0.3, 0.2]), Knobs(temperature=1.0, top_p=0.8), 0) is None
+    assert log_softmax(np.array([[0.0, 0.0]])) == pytest.approx(np.log(0.5))
+
+
+def test_our_safetensors_are_readable(tmp_path: Path) -> None:
+    from safetensors.numpy import load_file
+
+    tensors = {"a": np.arange(6, dtype=np.float32).reshape(2, 3), "b.c": np.ones(5, np.float32)}
+    write_safetensors(tmp_path / "x.safetensors", tensors)
+    loaded = load_file(tmp_path / "x.safetensors")
+    assert set(loaded) == set(tensors)
+    assert all(np.array_equal(loaded[name], tensors[name]) for name in tensors)
+
+
+@pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "Gemma2ForCausalLM", "Qwen3ForCausalLM"])
+def test_the_reference_model_is_transformers(architecture: str, tmp_path: Path) -> None:
+    import transformers
+
+    checkpoint = TinyCheckpoint(tmp_path / architecture, TINY_CONFIGS[architecture])
+    model_class = getattr(transformers, architecture)
+    model = model_class.from_pretrained(checkpoint.folder, dtype=torch.float32, attn_implementation="eager").eval()
+    ids = np.random.default_rng(1).integers(3, 97, 40).tolist()
+    with torch.no_grad():
+        want = model(input_ids=torch.tensor([ids])).logits[0].double().numpy()
+    got = checkpoint.logits(ids)
+    assert np.abs(got - want).max() / np.abs(want).max() < 2e-5
+
+
+@pytest.mark.parametrize("fmt", [name for name, spec in FORMATS.items() if spec.quantized])
+def test_drawn_blocks_are_finite_and_of_use(fmt: str) -> None:
+    spec = FORMATS[fmt]
+    values = dequantize(make_view(fmt, 6, 2 * spec.block_elements, np.random.default_rng(2)))
+    assert values.shape == (6, 2 * spec.block_elements)
+    assert np.isfinite(values).all()
+    assert 1e-3 < np.abs(values).max() < 16
