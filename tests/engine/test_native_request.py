@@ -68,3 +68,12 @@ def test_wrong_calls_are_refused(prompt, sampling, options, message):
     with pytest.raises(RequestError) as caught:
         native_call(prompt, sampling, options)
     assert message in str(caught.value)
+
+
+@pytest.mark.parametrize("count", [0, -1, 129, 10**9, 10**400])
+@pytest.mark.parametrize("wrap", [dict, lambda n: SamplingParams(n=n)], ids=["dict", "params"])
+def test_choices_are_counted_before_anything_is_made_for_them(wrap, count):
+    """Whoever holds a call makes room for each of its choices, so a wrong number must not get that far."""
+    with pytest.raises(RequestError) as caught:
+        native_call(["a", "b"], [{}, wrap(n=count)], {})
+    assert caught.value.param == "n"

@@ -169,6 +169,30 @@ def test_huge_wrong_values_are_not_repeated(client: httpx.Client) -> None:
     assert len(response.text) < 3000
 
 
+NUMBERS_BEYOND_ANY_FLOAT = [
+    ("/generate", '{"text": "a", "sampling_params": {"%s": @}}', name)
+    for name in ("temperature", "top_k", "seed", "n", "max_new_tokens", "min_p")
+] + [
+    ("/generate", '{"text": "a", "return_logprob": true, "%s": @}', name)
+    for name in ("logprob_start_len", "top_logprobs_num", "priority")
+]
+
+
+@pytest.mark.parametrize(("route", "body", "name"), NUMBERS_BEYOND_ANY_FLOAT)
+def test_whole_numbers_beyond_any_float(client: httpx.Client, route: str, body: str, name: str) -> None:
+    for number in ("1" + "0" * 400, "-1" + "0" * 400):
+        response = client.post(route, content=(body % name).replace("@", number))
+        assert response.status_code == 400, response.text
+    assert_serves(client)
+
+
+def test_a_number_of_choices_that_would_not_fit_in_memory(client: httpx.Client) -> None:
+    response = client.post("/generate", json={"text": "a", "sampling_params": {"n": 10**9}})
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == "n"
+    assert_serves(client)
+
+
 VALUES = st.recursive(
     st.none()
     | st.booleans()

@@ -12,6 +12,7 @@ from typing import Any, TypedDict
 
 from cardan.engine.api import GenerateRequest
 from cardan.engine.native import logprob_params, sampling_from_dict
+from cardan.engine.validation import check_choices
 from cardan.errors import RequestError
 from cardan.types import SamplingParams
 
@@ -77,11 +78,13 @@ def native_call(
         row = {name: values[index] for name, values in columns.items()}
         logprob_fields = {name: row.pop(name) for name in tuple(row) if "logprob" in name}
         chosen = sampling[index]
+        params = chosen if isinstance(chosen, SamplingParams) else sampling_from_dict(chosen)
+        check_choices(params)
         requests.append(
             GenerateRequest(
                 text=None if prompts is None else prompts[index],
                 input_ids=None if ids is None else ids[index],
-                sampling=chosen if isinstance(chosen, SamplingParams) else sampling_from_dict(chosen),
+                sampling=params,
                 logprobs=logprob_params(**logprob_fields),
                 **row,
             )

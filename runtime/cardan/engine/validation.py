@@ -5,7 +5,6 @@ It knows no queue and no pool: how long a prompt may be is the scheduler's to sa
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
@@ -95,7 +94,9 @@ def check_request(request: GenerateRequest, limits: RequestLimits) -> None:
             f"rid must have between 1 and {MAX_RID_CHARACTERS} characters, got {len(request.rid)}.", param="rid"
         )
     if not isinstance(request.priority, int) or abs(request.priority) > 2**31 - 1:
-        raise RequestError(f"priority must be a 32-bit whole number, got {request.priority!r}.", param="priority")
+        raise RequestError(
+            f"priority must be a 32-bit whole number, got {shown_number(request.priority)}.", param="priority"
+        )
     check_sampling(request.sampling, limits.vocab_size)
     _check_logprobs(request.logprobs, limits.vocab_size)
     _check_features(request, limits)
@@ -118,6 +119,15 @@ def check_prompt(request: GenerateRequest, prompt_ids: tuple[int, ...], limits: 
             "Ask for an earlier position.",
             param="logprob_start_len",
         )
+
+
+def check_choices(params: SamplingParams) -> None:
+    """Check how many choices are asked for, before anything is made for each of them.
+
+    Raises:
+        RequestError: too few or too many.
+    """
+    _check_number("n", params.n, _COUNTS["n"], whole=True)
 
 
 def check_sampling(params: SamplingParams, vocab_size: int) -> None:
@@ -153,15 +163,23 @@ def _check_number(name: str, value: object, bounds: _Range, *, whole: bool) -> N
         expected = "a whole number" if whole else "a number"
         raise RequestError(f"{name} must be {expected}, got {value!r}.", param=name)
     assert isinstance(value, (int, float))
-    if not math.isfinite(value) or not bounds.holds(value):
-        raise RequestError(f"{name} must be {bounds.words}, got {value}.", param=name)
+    # Comparing holds for NaN, infinities and whole numbers beyond any float alike.
+    if not bounds.holds(value):
+        raise RequestError(f"{name} must be {bounds.words}, got {shown_number(value)}.", param=name)
+
+
+def shown_number(value: object) -> str:
+    """A value as a message may repeat it; Python refuses to write whole numbers of thousands of digits."""
+    if isinstance(value, int) and abs(value) >= 10**30:
+        return "a number of more than 30 digits"
+    return repr(value)
 
 
 def _check_ids(name: str, ids: Iterable[object], vocab_size: int) -> None:
     for token in ids:
         if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < vocab_size:
             raise RequestError(
-                f"{name} holds {token!r}, expected token ids between 0 and {vocab_size - 1}.", param=name
+                f"{name} holds {shown_number(token)}, expected token ids between 0 and {vocab_size - 1}.", param=name
             )
 
 
@@ -188,9 +206,9 @@ def _check_bias(bias: Mapping[int, float], vocab_size: int) -> None:
     _check_ids("logit_bias", bias, vocab_size)
     for token, value in bias.items():
         number = isinstance(value, (int, float)) and not isinstance(value, bool)
-        if not number or math.isnan(value) or value > 1e6:
+        if not number or not value <= 1e6:
             raise RequestError(
-                f"logit_bias of token {token} must be a number up to 1e6 (-inf forbids), got {value!r}.",
+                f"logit_bias of token {token} must be a number up to 1e6 (-inf forbids), got {shown_number(value)}.",
                 param="logit_bias",
             )
 
