@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import queue
@@ -263,6 +264,23 @@ def test_host_name() -> None:
         assert sock.getsockname()[0] == "127.0.0.1"
     with pytest.raises(ConfigError, match=r"Cannot listen on --host no\.such\.host\.invalid"):
         bind_socket(ServerConfig(host="no.such.host.invalid", port=0))
+
+
+async def test_small_answers_leave_at_once() -> None:
+    """Without this each answer, and each event of a stream, waits some 40 ms for the client to confirm the last."""
+    delays: list[int] = []
+
+    async def look(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        accepted = writer.get_extra_info("socket")
+        delays.append(accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+        writer.close()
+
+    sock = bind_socket(ServerConfig(port=0))
+    async with await asyncio.start_server(look, sock=sock):
+        reader, writer = await asyncio.open_connection(*sock.getsockname())
+        await reader.read()
+        writer.close()
+    assert delays == [1]
 
 
 def test_urls() -> None:
