@@ -41,8 +41,8 @@ def gumbel(
     noise_of = _noise_in_float64 if has_float64 else _noise_in_float32
     if isinstance(ids, int):
         counter = mx.arange((ids + 3) // 4, dtype=mx.uint64)[None]
-        words = mx.stack(list(_philox(counter, place, low, high)), axis=-1).reshape(len(keys), -1)[:, :ids]
-        return noise_of(words)
+        words = mx.stack(list(_philox(counter, place, low, high)), axis=-1).reshape(len(keys), 4 * counter.shape[1])
+        return noise_of(words[:, :ids])
     wanted = ids.astype(mx.uint64)
     words = mx.stack(list(_philox(wanted >> _word(2), place, low, high)), axis=-1)
     lane = (ids & 3)[..., None]

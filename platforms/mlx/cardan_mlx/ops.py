@@ -196,15 +196,15 @@ class MlxOps(Ops):
 
     def log_softmax(self, x: mx.array) -> mx.array:
         """See ``Ops.log_softmax``."""
-        return x - mx.logsumexp(x, axis=-1, keepdims=True)
+        return x - mx.logsumexp(x, axis=-1, keepdims=True) if x.size else x
 
     def logsumexp(self, x: mx.array) -> mx.array:
         """See ``Ops.logsumexp``."""
-        return mx.logsumexp(x, axis=-1)
+        return mx.logsumexp(x, axis=-1) if x.size else mx.zeros(x.shape[:-1])
 
     def argmax(self, x: mx.array) -> mx.array:
         """See ``Ops.argmax``."""
-        return mx.argmax(x, axis=-1).astype(mx.int32)
+        return (mx.argmax(x, axis=-1) if x.size else mx.zeros(x.shape[:-1])).astype(mx.int32)
 
     def topk(self, x: mx.array, k: int) -> tuple[mx.array, mx.array]:
         """See ``Ops.topk``."""

@@ -25,15 +25,17 @@ DENSE_COLUMNS = (1, 7, 31, 33, 63, 65, 127, 160)
 TOKENS = (1, 2, 8, 17)
 ROUNDINGS = {"float32": 128, "bfloat16": 8, "float16": 8}
 """Of the activations' type, of sum |x| |w|: narrow weights are rounded once, and so are their scales' products."""
+REQUANTIZED_WORD = "requantized"
+"""Stands in the reason of a format that a platform packs in one of its own and so does not take exactly."""
 REQUANTIZED = 1e-2
-"""What a format may lose, of sum |x| |w|, that a platform calls emulated: it packs it in a format of its own."""
+"""What such a format may lose, of sum |x| |w|."""
 LARGEST = 4.0
 """Drawn blocks have values up to this."""
 
 
 def checks(subject: Subject) -> Iterator[Check]:
     """One check for each dense format and for each format that the platform claims to multiply as it is."""
-    native = [fmt for fmt in subject.capabilities.family("weights") if _native(subject, fmt)]
+    native = [fmt for fmt in subject.capabilities.family("weights") if _exact(subject, fmt)]
     for fmt in dict.fromkeys((*DENSE, *native)):
         for dtype in subject.dtypes():
             yield Check(part="linear", name=f"{fmt}[{dtype}]", run=partial(_run_format, fmt=fmt, dtype=dtype))
@@ -44,8 +46,10 @@ def checks(subject: Subject) -> Iterator[Check]:
     yield Check(part="linear", name="padding-of-inner-sizes", run=_run_padding)
 
 
-def _native(subject: Subject, fmt: str) -> bool:
-    return subject.capabilities.get(f"weights:{fmt}").support is Support.NATIVE
+def _exact(subject: Subject, fmt: str) -> bool:
+    """Whether a format is claimed as it is; a platform that packs it in one of its own says so in the reason."""
+    answer = subject.capabilities.get(f"weights:{fmt}")
+    return answer.support is Support.NATIVE and REQUANTIZED_WORD not in answer.reason
 
 
 def claiming(device: OpsDevice, fmt: str, spec: LinearSpec) -> LinearMethod:
