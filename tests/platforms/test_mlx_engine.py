@@ -76,6 +76,46 @@ def test_the_next_step_is_launched_before_the_last_is_read(tiny_model, monkeypat
     assert most == 2
 
 
+def test_nothing_is_read_between_a_launch_and_its_result(tiny_model, monkeypatch):
+    from cardan_mlx import device as mlx_device
+    from cardan_mlx import ops as mlx_ops
+
+    waiting, early = False, 0
+
+    def counted(x):
+        nonlocal early
+        early += not waiting
+        return to_numpy(x)
+
+    to_numpy = mlx_ops.to_numpy
+    monkeypatch.setattr(mlx_ops, "to_numpy", counted)
+    monkeypatch.setattr(mlx_device, "to_numpy", counted)
+    core, prepared = start(tiny_model, "mlx")
+    launch = prepared.runner.launch
+
+    def wrapped(batch):
+        step = launch(batch)
+        read = step.result
+
+        def result():
+            nonlocal waiting
+            waiting = True
+            try:
+                return read()
+            finally:
+                waiting = False
+
+        step.result = result
+        return step
+
+    monkeypatch.setattr(prepared.runner, "launch", wrapped)
+    early = 0
+    drawn = run(core, tuple(PARAMS))
+    prepared.close()
+    assert early == 0
+    assert all(tokens for tokens, *_ in drawn.values())
+
+
 def test_weights_quantized_at_load_change_little_and_are_smaller(tmp_path):
     wider = write_tiny_model(tmp_path / "wider", context_length=512)
     config = json.loads((wider / "config.json").read_text())

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from cardan.ops import ReferenceOps, philox
-from cardan.runner import Sampler
+from cardan.runner import Sampler, candidates
 from cardan.types import PenaltySeed, SamplingBatch
 from cardan_torch import TorchOps
 
@@ -115,6 +115,51 @@ def test_a_row_is_sampled_alike_alone_and_among_others(name: str) -> None:
         assert sample(PLATFORMS[name], logits[row : row + 1], alone)[0][0] == together[row]
 
 
+class CountsReads(TorchOps):
+    """Counts what is read from the device."""
+
+    reads = 0
+
+    def to_host(self, x: Any) -> Any:
+        self.reads += 1
+        return super().to_host(x)
+
+
+WIDE = {name: kind for name, kind in KNOBS.items() if kind}
+MIXED = {
+    key: np.array([kind.get(key, default) for kind in WIDE.values()] * 5)
+    for key, default in (("temperature", 0.0), ("top_k", VOCAB), ("top_p", 1.0), ("min_p", 0.0))
+}
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("block_bytes", [candidates.BLOCK_BYTES, 3 * 4 * VOCAB], ids=["whole", "in-blocks"])
+def test_a_sampler_that_may_not_wait_reads_nothing_and_takes_the_same_tokens(
+    block_bytes: int, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(candidates, "BLOCK_BYTES", block_bytes)
+    n = len(MIXED["temperature"])
+    ops, sampling = CountsReads(), batch(n, **MIXED, presence_penalty=0.3, penalty_seeds=fresh_seeds(n))
+    logits = ops.from_host(logits_of(n, seed=seed))
+    at_once = Sampler(ops, VOCAB, may_wait=False).sample(logits, sampling)
+    assert ops.reads == 0
+    waiting = Sampler(ops, VOCAB).sample(logits, sampling)
+    assert ops.reads > 0
+    assert at_once.tokens.tolist() == waiting.tokens.tolist()
+    assert len(set(at_once.tokens.tolist())) > n // 2
+
+
+@pytest.mark.parametrize("top_k", [1, 64, 65, 512, 513, 996])
+def test_top_k_bounds_the_candidates_of_a_draw_at_once(top_k: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    widths = []
+    taken = candidates._Candidates
+    monkeypatch.setattr(candidates, "_Candidates", lambda *given: widths.append(given[3]) or taken(*given))
+    logits, sampling = logits_of(6), batch(6, temperature=2.0, top_k=top_k, top_p=0.99)
+    tokens, _ = sample(TorchOps(), logits, sampling, sampler=Sampler(TorchOps(), VOCAB, may_wait=False))
+    assert tokens.tolist() == [reference_token(logits, sampling, row) for row in range(6)]
+    assert widths == [64 if top_k <= 64 else 512 if top_k <= 512 else VOCAB]
+
+
 def test_tokens_follow_the_distribution() -> None:
     """Fixed seeds, so that this either holds or does not."""
     n = 4000
@@ -185,6 +230,10 @@ def test_a_broken_row_fails_alone_and_gives_token_0(knobs: str, name: str) -> No
     assert tokens[[1, 3]].tolist() == [0, 0]
     for row in (0, 2, 4):
         assert tokens[row] == reference_token(logits, sampling, row)
+
+
+def fresh_seeds(n: int) -> tuple[PenaltySeed, ...]:
+    return tuple(seed_of(row, [], {row: 1}) for row in range(1, n + 1))
 
 
 def seed_of(row_id: int, prompt: list[int], output: dict[int, int]) -> PenaltySeed:

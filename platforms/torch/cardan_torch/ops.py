@@ -211,6 +211,9 @@ class TorchOps(Ops):
         if k == 1:
             best = torch.argmax(x, dim=-1, keepdim=True)
             return x.gather(-1, best), best.to(torch.int32)
+        if k == x.shape[-1]:
+            values, ids = x.sort(dim=-1, descending=True, stable=True)
+            return values, ids.to(torch.int32)
         values, ids = torch.topk(x, k, dim=-1)
         ids, by_id = ids.sort(dim=-1)
         values, by_value = values.gather(-1, by_id).sort(dim=-1, descending=True, stable=True)

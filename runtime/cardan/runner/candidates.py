@@ -26,6 +26,9 @@ GREEDY_BELOW = 1e-5
 FIRST_WIDTH = 64
 WIDTH_GROWTH = 8
 
+BLOCK_BYTES = 8 * 2**20
+"""Bound on the float32 scores of rows that are filtered together where every token is a candidate."""
+
 
 @dataclass(frozen=True, slots=True)
 class FilterRows:
@@ -73,24 +76,41 @@ def draw_unfiltered(ops: Ops, logits: Array, rows: FilterRows, vocab_size: int) 
 
 
 class FilteredDraw:
-    """Draws under filters from the most likely candidates, taking more of them where a nucleus is not reached."""
+    """Draws under filters from the most likely candidates, as many of them as the filters may keep.
 
-    def __init__(self, ops: Ops, vocab_size: int) -> None:
+    How many a nucleus takes stands on the device. A draw that may wait looks at a few candidates and takes more where
+    they do not reach; one that may not takes the whole vocabulary at once for the rows that could need it. Both keep
+    the same candidates and give the same tokens.
+    """
+
+    def __init__(self, ops: Ops, vocab_size: int, *, may_wait: bool = True) -> None:
+        """Bind a draw.
+
+        Args:
+            ops: of the device.
+            vocab_size: columns of the logits.
+            may_wait: whether a draw may read from the device, and so wait for the step that gives the logits.
+        """
         self._ops = ops
         self._vocab_size = vocab_size
+        self._may_wait = may_wait
 
     def draw(self, logits: Array, rows: FilterRows) -> Array:
         """``logits: [rows, vocab]``; returns int32 ``[rows, 1]``."""
         ops = self._ops
-        count = len(rows.seeds)
         scores = ops.log_softmax(ops.arithmetic(logits, "/", _column(ops, rows.temperature)))
-        tokens = ops.from_host(np.zeros((count, 1), dtype=np.int32))
-        open_rows = np.arange(count, dtype=np.int32)
-        width = min(FIRST_WIDTH, self._vocab_size)
+        tokens = ops.from_host(np.zeros((len(rows.seeds), 1), dtype=np.int32))
+        if self._may_wait:
+            return self._draw_widening(scores, rows, tokens)
+        return self._draw_at_once(scores, rows, tokens)
+
+    def _draw_widening(self, scores: Array, rows: FilterRows, tokens: Array) -> Array:
+        """Take more candidates until no row keeps tokens beyond them."""
+        ops = self._ops
+        open_rows = np.arange(len(rows.seeds), dtype=np.int32)
+        width = self._first_width
         while len(open_rows):
-            part = rows.take(open_rows)
-            scores_left = scores if len(open_rows) == count else ops.gather_rows(scores, ops.from_host(open_rows))
-            candidates = _Candidates(ops, scores_left, part, width, self._vocab_size)
+            candidates = self._candidates(scores, rows, open_rows, width)
             complete = candidates.complete()
             picked = candidates.pick()
             if complete.all():
@@ -100,8 +120,44 @@ class FilteredDraw:
                 chosen = ops.gather_rows(picked, ops.from_host(done))
                 tokens = ops.scatter_rows(tokens, ops.from_host(open_rows[done]), chosen)
             open_rows = open_rows[~complete]
-            width = min(width * WIDTH_GROWTH, self._vocab_size)
+            width = self._wider(width)
         return tokens
+
+    def _draw_at_once(self, scores: Array, rows: FilterRows, tokens: Array) -> Array:
+        """Take the candidates that top-k allows, and all of them where there is none; blocks bound the memory."""
+        widths = self._sufficient_widths(rows.top_k)
+        for width in np.unique(widths):
+            members = np.flatnonzero(widths == width).astype(np.int32)
+            block = max(1, BLOCK_BYTES // (4 * int(width)))
+            for start in range(0, len(members), block):
+                part = members[start : start + block]
+                picked = self._candidates(scores, rows, part, int(width)).pick()
+                tokens = self._ops.scatter_rows(tokens, self._ops.from_host(part), picked)
+        return tokens
+
+    def _candidates(self, scores: Array, rows: FilterRows, index: Int32Array, width: int) -> _Candidates:
+        if len(index) < len(rows.seeds):
+            scores = self._ops.gather_rows(scores, self._ops.from_host(index))
+        return _Candidates(self._ops, scores, rows.take(index), width, self._vocab_size)
+
+    def _sufficient_widths(self, top_k: Int32Array) -> Int32Array:
+        """The first of the widths that a widening draw goes through that holds a row's top-k."""
+        widths = np.full(len(top_k), self._vocab_size, dtype=np.int32)
+        width = self._first_width
+        ladder = [width]
+        while width < self._vocab_size:
+            width = self._wider(width)
+            ladder.append(width)
+        for width in reversed(ladder):
+            widths[top_k <= width] = width
+        return widths
+
+    @property
+    def _first_width(self) -> int:
+        return min(FIRST_WIDTH, self._vocab_size)
+
+    def _wider(self, width: int) -> int:
+        return min(width * WIDTH_GROWTH, self._vocab_size)
 
 
 class _Candidates:
@@ -145,7 +201,12 @@ class _Candidates:
     def pick(self) -> Array:
         """The candidate with the highest noisy score: int32 ``[rows, 1]``."""
         ops = self._ops
-        noise = ops.gumbel(self._rows.seeds, self._rows.positions, self._ids)
+        seeds, positions = self._rows.seeds, self._rows.positions
+        if self._width == self._vocab_size:
+            # noise of all ids in order takes a quarter of the work
+            noise = ops.take_columns(ops.gumbel(seeds, positions, self._vocab_size), self._ids)
+        else:
+            noise = ops.gumbel(seeds, positions, self._ids)
         place = ops.topk(ops.arithmetic(self._kept, "+", noise), 1)[1]
         return ops.take_columns(self._ids, place)
 

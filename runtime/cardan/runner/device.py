@@ -155,6 +155,8 @@ class NeutralDevice(Device):
         )
         if plan.value("graph"):
             runner.capture_decode()
+        if plan.overlap:
+            runner.sample_without_waiting()
         return runner
 
     def under_pressure(self) -> bool:

@@ -103,6 +103,10 @@ class NeutralRunner(Runner):
         """Replay decode steps from captured ones, where the device can."""
         self._graph = self.device.graph_runner(self._pool, self._decode, self._captured_step)
 
+    def sample_without_waiting(self) -> None:
+        """Have steps sample without reading from the device, since the next is launched before they are computed."""
+        self.sampler = Sampler(self.device.ops, self._model.facts.vocab_size, may_wait=False)
+
     def warm_up(self, buckets: Sequence[int]) -> None:
         """Run decode steps of the buckets' sizes over the padding row and slot."""
         groups = max((layer.group for layer in self._model.facts.layers), default=0) + 1

@@ -42,11 +42,18 @@ class Sampled:
 class Sampler:
     """Samples for the rows of one device; keeps the penalties' counts between steps."""
 
-    def __init__(self, ops: Ops, vocab_size: int) -> None:
+    def __init__(self, ops: Ops, vocab_size: int, *, may_wait: bool = True) -> None:
+        """Bind a sampler.
+
+        Args:
+            ops: of the device.
+            vocab_size: columns of the logits.
+            may_wait: whether it may read from the device; where steps overlap it may not. Tokens do not depend on it.
+        """
         self._ops = ops
         self._vocab_size = vocab_size
         self._penalties = PenaltyCounts(ops, vocab_size)
-        self._filtered = FilteredDraw(ops, vocab_size)
+        self._filtered = FilteredDraw(ops, vocab_size, may_wait=may_wait)
 
     def sample(self, logits: Array, sampling: SamplingBatch, mask: Mask | None = None) -> Sampled:
         """Choose a token for each row of ``logits: float32 [n, vocab]``; ``logits`` stay as they are."""
