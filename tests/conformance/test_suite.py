@@ -13,8 +13,10 @@ import pytest
 
 from cardan.cli.app import run
 from cardan.errors import ConfigError
+from cardan.models import MODEL_FAMILIES
 from cardan.testing.conformance import (
     PARTS,
+    TINY_CONFIGS,
     Check,
     CheckError,
     NotApplicableError,
@@ -24,6 +26,7 @@ from cardan.testing.conformance import (
     run_check,
     run_suite,
 )
+from cardan.testing.conformance.tiny_configs import WRAPPERS
 from cardan.testing.null_platform import platform as null_platform
 
 
@@ -164,3 +167,25 @@ def test_another_device_is_opened_after_a_release(cpu: Subject) -> None:
     first = cpu.device
     cpu.release()
     assert cpu.device is not first
+
+
+def test_a_model_of_a_plugin_is_tried_like_any_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    architecture = "StrangerForCausalLM"
+    monkeypatch.setitem(MODEL_FAMILIES, architecture, MODEL_FAMILIES["LlamaForCausalLM"])
+    only = (f"end_to_end/parity-{architecture}",)
+    platform = faulty.CpuCopy(faulty.OneThread)
+    with Subject(platform) as subject:
+        (skipped,) = run_suite(subject, only).outcomes
+    assert skipped.status is Status.SKIPPED
+    assert f"no tiny config of {architecture} is known" in skipped.detail
+    config = {**TINY_CONFIGS["LlamaForCausalLM"], "architectures": [architecture], "num_hidden_layers": 1}
+    monkeypatch.setitem(TINY_CONFIGS, architecture, config)
+    with Subject(platform) as subject:
+        assert run_suite(subject, only).passed
+    rotten = faulty.CpuCopy(faulty.LeakyDevice)
+    with Subject(rotten) as subject:
+        assert not run_suite(subject, only).passed
+
+
+def test_a_config_is_known_for_every_model_that_cardan_brings() -> None:
+    assert set(MODEL_FAMILIES) == set(TINY_CONFIGS) | set(WRAPPERS)
