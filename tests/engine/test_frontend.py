@@ -11,8 +11,9 @@ import time
 import psutil
 import pytest
 
-from cardan.engine.api import GenerateRequest
-from cardan.errors import PromptTooLongError, QueueFullError, RequestError
+from cardan.engine.api import GenerateOutput, GenerateRequest
+from cardan.engine.open_requests import Pending
+from cardan.errors import EngineDeadError, PromptTooLongError, QueueFullError, RequestError
 from cardan.testing.null_tokens import expected_tokens
 from cardan.types import FinishKind, LogprobParams, SamplingParams
 
@@ -237,6 +238,43 @@ def test_abort_of_everything(engine):
         await wait_idle(engine.frontend)
 
     engine.run(scenario())
+
+
+def test_news_wait_for_a_slow_consumer_as_one_output_per_choice(engine):
+    wanted = request([5, 6, 7], LogprobParams(output=True, prompt_start=0), n=2, max_new_tokens=60, ignore_eos=True)
+
+    async def scenario():
+        prompt = await collect(engine.frontend, wanted)
+        stream = engine.frontend.generate(wanted)
+        slow = [await anext(stream)]
+        await wait_idle(engine.frontend)
+        await asyncio.sleep(0.1)
+        slow += [output async for output in stream]
+        return prompt, slow
+
+    prompt, slow = engine.run(scenario())
+    assert len(slow) <= 3 < len(prompt)
+    for index in (0, 1):
+        theirs, ours = ([output for output in news if output.index == index] for news in (prompt, slow))
+        assert ids(ours, index) == ids(theirs, index)
+        for field in ("text", "logprobs", "prompt_logprobs", "prompt_token_ids"):
+            whole, joined = ([piece for o in news for piece in getattr(o, field)] for news in (theirs, ours))
+            assert whole == joined
+            assert whole
+        assert ours[-1].finish_reason == theirs[-1].finish_reason
+        assert ours[-1].completion_tokens == 60
+        assert ours[-1].times.first_token_s < ours[-1].times.e2e_s
+
+
+async def test_an_error_comes_after_the_news_that_were_there():
+    pending = Pending()
+    pending.put(GenerateOutput(rid="a", text="x", token_ids=(1,)))
+    pending.fail(EngineDeadError("first"))
+    pending.fail(EngineDeadError("second"))
+    pending.put(GenerateOutput(rid="a", text="y", token_ids=(2,)))
+    assert (await pending.take()).text == "xy"
+    with pytest.raises(EngineDeadError, match="first"):
+        await pending.take()
 
 
 def test_a_hundred_vanished_consumers_leave_nothing(engine):

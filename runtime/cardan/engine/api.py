@@ -5,7 +5,7 @@ It knows neither HTTP nor how the processes talk.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -160,8 +160,8 @@ class AsyncEngine(Protocol):
     def alive(self) -> bool:
         """Whether all processes run."""
 
-    def generate(self, request: GenerateRequest) -> AsyncIterator[GenerateOutput]:
-        """Run one request; closing the iterator aborts it.
+    def generate(self, request: GenerateRequest) -> AsyncGenerator[GenerateOutput, None]:
+        """Run one request; closing the generator aborts it. News that are not taken in time come joined.
 
         Raises (at the first ``anext``):
             RequestError: the request is wrong (prompt too long, ids out of range, duplicate rid …).

@@ -10,7 +10,7 @@ import logging
 import shutil
 import tempfile
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Self, TypeVar, cast
@@ -202,8 +202,8 @@ class Frontend:
 
     # --- requests -----------------------------------------------------------------------------
 
-    async def generate(self, request: GenerateRequest) -> AsyncIterator[GenerateOutput]:
-        """Run one request; closing the iterator aborts it.
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[GenerateOutput, None]:
+        """Run one request; closing the generator aborts it. News that are not taken in time come joined.
 
         Raises:
             RequestError: the request is wrong (prompt too long, ids out of range, duplicate rid …).
@@ -212,11 +212,8 @@ class Frontend:
         """
         opened = await self._admit(request)
         try:
-            while opened.choices or not opened.outputs.empty():
-                output = await opened.outputs.get()
-                if isinstance(output, CardanError):
-                    raise output
-                yield output
+            while opened.choices or opened.pending:
+                yield await opened.pending.take()
         finally:
             self._abort_wire_ids(self._requests.close(opened))
 

@@ -1,6 +1,7 @@
 """The requests that a frontend has open, and the way from a choice's wire id to the consumer that waits for it.
 
-It knows no socket; memory of a request ends with its entry here.
+It knows no socket; memory of a request ends with its entry here. News that a slow consumer has not taken are
+gathered into one output for each choice.
 """
 
 from __future__ import annotations
@@ -25,6 +26,81 @@ class _Choice:
     details: Details | None = None
 
 
+class _Gathered:
+    """News of one choice since its consumer took the last, as one output."""
+
+    __slots__ = ("_first", "_latest", "_logprobs", "_texts", "_token_ids")
+
+    def __init__(self, output: GenerateOutput) -> None:
+        self._first = self._latest = output
+        self._texts = [output.text]
+        self._token_ids = [*output.token_ids]
+        self._logprobs = [*output.logprobs]
+
+    def add(self, output: GenerateOutput) -> None:
+        """Append later news."""
+        self._latest = output
+        self._texts.append(output.text)
+        self._token_ids.extend(output.token_ids)
+        self._logprobs.extend(output.logprobs)
+
+    def output(self) -> GenerateOutput:
+        """All of it: what was added in order, the latest totals."""
+        first, latest = self._first, self._latest
+        if first is latest:
+            return first
+        return replace(
+            latest,
+            text="".join(self._texts),
+            token_ids=tuple(self._token_ids),
+            logprobs=tuple(self._logprobs),
+            prompt_logprobs=first.prompt_logprobs or latest.prompt_logprobs,
+            prompt_token_ids=first.prompt_token_ids or latest.prompt_token_ids,
+        )
+
+
+class Pending:
+    """News that a consumer has not taken: one output for each choice at most, and the error that ends them."""
+
+    __slots__ = ("_arrived", "_by_choice", "_error")
+
+    def __init__(self) -> None:
+        self._by_choice: dict[int, _Gathered] = {}
+        self._error: CardanError | None = None
+        self._arrived = asyncio.Event()
+
+    def __bool__(self) -> bool:
+        return bool(self._by_choice)
+
+    def put(self, output: GenerateOutput) -> None:
+        """Add news of a choice."""
+        gathered = self._by_choice.get(output.index)
+        if gathered is None:
+            self._by_choice[output.index] = _Gathered(output)
+        else:
+            gathered.add(output)
+        self._arrived.set()
+
+    def fail(self, error: CardanError) -> None:
+        """End the news with an error; a second one is dropped."""
+        self._error = self._error or error
+        self._arrived.set()
+
+    async def take(self) -> GenerateOutput:
+        """Wait for news and take those of the choice that waits longest.
+
+        Raises:
+            CardanError: that of ``fail``, once all news were taken.
+        """
+        while not self._by_choice and self._error is None:
+            self._arrived.clear()
+            await self._arrived.wait()
+        if self._by_choice:
+            return self._by_choice.pop(next(iter(self._by_choice))).output()
+        assert self._error is not None
+        raise self._error
+
+
 @dataclass(slots=True)
 class OpenRequest:
     """One request under way.
@@ -35,7 +111,7 @@ class OpenRequest:
         prompt_start: from where prompt logprobs were asked for, or None.
         arrival_s: on the monotonic clock.
         choices: totals of the choices that have not ended, by wire id.
-        outputs: news for the consumer; an error ends them.
+        pending: news for the consumer.
     """
 
     rid: str
@@ -43,7 +119,7 @@ class OpenRequest:
     prompt_start: int | None
     arrival_s: float
     choices: dict[str, _Choice] = field(default_factory=dict)
-    outputs: asyncio.Queue[GenerateOutput | CardanError] = field(default_factory=asyncio.Queue)
+    pending: Pending = field(default_factory=Pending)
 
     def take(self, news: TextNews) -> GenerateOutput:
         """Turn news of a choice into what the consumer gets; a choice that ended is forgotten."""
@@ -149,19 +225,19 @@ class OpenRequests:
         output = opened.take(news)
         if output.finish_reason is not None:
             del self._by_wire_id[news.wire_id]
-        opened.outputs.put_nowait(output)
+        opened.pending.put(output)
 
     def reject(self, wire_id: str, error: CardanError) -> None:
         """End a request with an error."""
         opened = self._by_wire_id.get(wire_id)
         if opened is not None:
-            opened.outputs.put_nowait(error)
+            opened.pending.fail(error)
 
     def fail_all(self, error: CardanError) -> None:
         """End every open request with an error."""
         for opened in self._by_rid.values():
             # Each gets an exception of its own: one that is raised many times keeps every traceback.
-            opened.outputs.put_nowait(type(error)(*error.args))
+            opened.pending.fail(type(error)(*error.args))
 
     def wire_ids(self, rid: str) -> list[str]:
         """Wire ids of the choices of a request that have not ended."""
