@@ -7,13 +7,17 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import contextlib
 import dataclasses
+import itertools
 import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Iterator, Mapping, Sequence
 from typing import Any, Self, TypeVar, Unpack
 
 from cardan.config import EngineConfig
+from cardan.engine.api import GenerateOutput
 from cardan.engine.frontend import Frontend, ProgressListener
+from cardan.engine.merging import merge
 from cardan.engine.native import NativeOutput
 from cardan.engine.native_request import NativeCall, NativeOptions, native_call
 from cardan.engine.options import config_from_options
@@ -158,62 +162,35 @@ class Engine:
 
     # --- on the background loop -----------------------------------------------------------------
 
-    async def _collect(self, call: NativeCall) -> Any:
-        tasks = [self._loop.create_task(self._collect_one(call, index)) for index in range(len(call.requests))]
-        try:
-            answers = [answer for choices in await asyncio.gather(*tasks) for answer in choices]
-        finally:
-            for task in tasks:
-                task.cancel()
-        return answers if call.many else answers[0]
+    def _outputs(self, call: NativeCall) -> AsyncGenerator[tuple[int, GenerateOutput], None]:
+        """News of all prompts as they come, each with the index of its prompt."""
+        return merge([self._frontend.generate(request) for request in call.requests])
 
-    async def _collect_one(self, call: NativeCall, index: int) -> list[dict[str, Any]]:
-        choices = self._choices(call, index)
-        async for output in self._frontend.generate(call.requests[index]):
-            choices[output.index].add(output)
-        return [choice.as_dict() for choice in choices]
-
-    def _choices(self, call: NativeCall, index: int) -> list[NativeOutput]:
-        request = call.requests[index]
+    def _answers(self, call: NativeCall) -> list[list[NativeOutput]]:
+        """Empty answers, by prompt and choice."""
         token_text = self.tokenizer.token_text if call.text_in_logprobs else None
-        return [NativeOutput(request.logprobs, token_text) for _ in range(request.sampling.n)]
+        return [
+            [NativeOutput(request.logprobs, token_text) for _ in range(request.sampling.n)] for request in call.requests
+        ]
+
+    async def _collect(self, call: NativeCall) -> Any:
+        answers = self._answers(call)
+        async with contextlib.aclosing(self._outputs(call)) as outputs:
+            async for index, output in outputs:
+                answers[index][output.index].add(output)
+        whole = [answer.as_dict() for of_prompt in answers for answer in of_prompt]
+        return whole if call.many else whole[0]
 
     async def _stream(self, call: NativeCall) -> AsyncGenerator[dict[str, Any], None]:
         """Answers so far of all prompts and choices, as they come; the index counts choices over all prompts."""
-        queue: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
-        tasks = []
-        first_index = 0
-        for index, request in enumerate(call.requests):
-            tasks.append(self._loop.create_task(self._stream_one(call, index, first_index, queue)))
-            first_index += request.sampling.n
-        try:
-            num_open = len(tasks)
-            while num_open:
-                answer = await queue.get()
-                if answer is not None:
-                    yield answer
-                    continue
-                num_open -= 1
-                for task in tasks:
-                    if task.done():
-                        task.result()
-            await asyncio.gather(*tasks)
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-
-    async def _stream_one(
-        self, call: NativeCall, index: int, first_index: int, queue: asyncio.Queue[dict[str, Any] | None]
-    ) -> None:
-        choices = self._choices(call, index)
-        try:
-            async for output in self._frontend.generate(call.requests[index]):
-                choices[output.index].add(output)
-                answer = choices[output.index].as_dict()
-                queue.put_nowait({"index": first_index + output.index, **answer} if call.many else answer)
-        finally:
-            queue.put_nowait(None)
+        answers = self._answers(call)
+        first_index = list(itertools.accumulate((len(of_prompt) for of_prompt in answers), initial=0))
+        async with contextlib.aclosing(self._outputs(call)) as outputs:
+            async for index, output in outputs:
+                answer = answers[index][output.index]
+                answer.add(output)
+                place = {"index": first_index[index] + output.index} if call.many else {}
+                yield {**place, **answer.as_dict()}
 
     def _iterate(self, call: NativeCall) -> Iterator[dict[str, Any]]:
         answers = self._stream(call)

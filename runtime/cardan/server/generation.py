@@ -11,12 +11,13 @@ import logging
 import time
 from collections.abc import AsyncGenerator, Coroutine, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, Protocol, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive
 
 from cardan.engine.api import GenerateOutput, GenerateRequest
+from cardan.engine.merging import merge
 from cardan.server.replies import GenerationError
 from cardan.server.state import ServerState
 from cardan.types import FinishKind, FinishReason, TokenLogprobs
@@ -98,8 +99,7 @@ async def run_job(state: ServerState, job: Job) -> AsyncGenerator[tuple[int, Gen
         EngineDeadError: a process of the engine ended.
     """
     with state.opened(job.request_id, job.engine_ids):
-        outputs = _run_one(state, job.requests[0]) if len(job.requests) == 1 else _run_many(state, job.requests)
-        async with contextlib.aclosing(outputs):
+        async with contextlib.aclosing(merge([_observed(state, request) for request in job.requests])) as outputs:
             async for index, output in outputs:
                 yield index, output
                 if output.finish_reason is not None and state.config.server.log_requests:
@@ -122,48 +122,12 @@ def _log_end(output: GenerateOutput) -> None:
     )
 
 
-def _open(state: ServerState, request: GenerateRequest) -> AsyncGenerator[GenerateOutput, None]:
-    # The protocol promises an iterator whose closing aborts the request: an async generator.
-    return cast("AsyncGenerator[GenerateOutput, None]", state.engine.generate(request))
-
-
-async def _run_one(state: ServerState, request: GenerateRequest) -> AsyncGenerator[tuple[int, GenerateOutput], None]:
+async def _observed(state: ServerState, request: GenerateRequest) -> AsyncGenerator[GenerateOutput, None]:
     observer = state.metrics.observer()
-    async with contextlib.aclosing(_open(state, request)) as outputs:
+    async with contextlib.aclosing(state.engine.generate(request)) as outputs:
         async for output in outputs:
             observer.see(output)
-            yield 0, output
-
-
-async def _run_many(
-    state: ServerState, requests: Sequence[GenerateRequest]
-) -> AsyncGenerator[tuple[int, GenerateOutput], None]:
-    queue: asyncio.Queue[tuple[int, GenerateOutput] | Exception | None] = asyncio.Queue()
-
-    async def pump(index: int, request: GenerateRequest) -> None:
-        try:
-            async with contextlib.aclosing(_run_one(state, request)) as outputs:
-                async for _, output in outputs:
-                    queue.put_nowait((index, output))
-            queue.put_nowait(None)
-        except Exception as error:  # noqa: BLE001 - handed to the reader of the queue, which raises it
-            queue.put_nowait(error)
-
-    tasks = [asyncio.create_task(pump(index, request)) for index, request in enumerate(requests)]
-    try:
-        remaining = len(tasks)
-        while remaining:
-            item = await queue.get()
-            if isinstance(item, Exception):
-                raise item
-            if item is None:
-                remaining -= 1
-            else:
-                yield item
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+            yield output
 
 
 async def run_to_end(state: ServerState, job: Job, takers: Sequence[Sequence[Taker]]) -> None:

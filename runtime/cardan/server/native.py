@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import uuid
 from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass
@@ -108,7 +109,7 @@ def _check_single(result: dict[str, Any]) -> None:
 
 
 async def _stream(state: ServerState, native: _Native) -> AsyncGenerator[Any, None]:
-    first_index = _first_indices(native.job)
+    first_index = list(itertools.accumulate((prompt.sampling.n for prompt in native.job.requests), initial=0))
     async with contextlib.aclosing(run_job(state, native.job)) as outputs:
         async for index, output in outputs:
             result = native.results[index][output.index]
@@ -119,14 +120,6 @@ async def _stream(state: ServerState, native: _Native) -> AsyncGenerator[Any, No
             else:
                 _check_single(event)
             yield event
-
-
-def _first_indices(job: Job) -> list[int]:
-    starts, total = [], 0
-    for prompt in job.requests:
-        starts.append(total)
-        total += prompt.sampling.n
-    return starts
 
 
 def _build(state: ServerState, body: GenerateBody) -> _Native:
