@@ -37,6 +37,7 @@ CONSUMED_BY = {
     "model.quantization": RESOLVE,
     "model.quantization_fallback": RESOLVE,
     "model.revision": "weights/locate.py",
+    "model.sampling_defaults": "engine/preparation.py",
     "model.random_weights": "engine/preparation.py",
     "platform.platform": "engine/preparation.py",
     "platform.attention_backend": RESOLVE,
@@ -104,6 +105,7 @@ PLAN_CONSUMED_BY = {
     "priority_scheduling_preemption_threshold": "engine/preparation.py",
     "allow_auto_truncate": "engine/preparation.py",
     "random_seed": "engine/preparation.py",
+    "sampling_defaults": "engine/scheduler_process.py",
 }
 """Who reads each setting of the plan."""
 
@@ -126,7 +128,7 @@ def test_the_reader_of_a_field_reads_it(name: str) -> None:
 def test_every_setting_of_the_plan_names_its_reader() -> None:
     import plan_examples
 
-    settings = set(plan_examples.plan().settings) | {"max_total_tokens"}
+    settings = set(plan_examples.plan().settings) | {"max_total_tokens", "sampling_defaults"}
     assert set(PLAN_CONSUMED_BY) == settings
 
 

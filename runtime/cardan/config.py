@@ -29,6 +29,8 @@ class ModelConfig:
         quantization: quantize weights at load to a format that the platform makes, or name the checkpoint's own.
         quantization_fallback: what happens to a weight format no GEMM of the platform takes.
         revision: branch, tag or commit on the hub.
+        sampling_defaults: temperature, top-p, top-k, min-p and repetition penalty of requests that do not state them:
+            ``model`` takes the model's generation_config.json, ``openai`` 1.0 and no filter.
         random_weights: fill the weights at random from this seed (benchmarks of shapes without weights).
     """
 
@@ -41,6 +43,7 @@ class ModelConfig:
     quantization: str | None = None
     quantization_fallback: Literal["auto", "refuse"] = "auto"
     revision: str | None = None
+    sampling_defaults: Literal["model", "openai"] = "model"
     random_weights: int | None = None
 
 

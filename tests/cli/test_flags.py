@@ -19,6 +19,7 @@ from cardan.cli.flags import (
     takes_flags,
 )
 from cardan.config import EngineConfig
+from cardan.engine.native import sampling_from_dict
 from cardan.errors import ConfigError
 from cardan.types import SamplingParams
 
@@ -69,7 +70,7 @@ def test_groups_are_those_of_the_config() -> None:
 
 def test_no_flags_give_the_default_config() -> None:
     assert parse([]) == EngineConfig()
-    assert parse.sampling == SamplingParams()  # type: ignore[attr-defined]
+    assert parse.sampling == {}  # type: ignore[attr-defined]
 
 
 def test_flags_reach_their_fields() -> None:
@@ -120,7 +121,9 @@ def test_every_flag_changes_its_field() -> None:
 
 def test_sampling_flags_reach_the_request() -> None:
     parse(shlex.split("--max-new-tokens 5 --temperature 0 --stop a --stop b --stop-token-ids 3 --ignore-eos --seed 9"))
-    assert parse.sampling == SamplingParams(  # type: ignore[attr-defined]
+    stated = parse.sampling  # type: ignore[attr-defined]
+    assert set(stated) == {"max_new_tokens", "temperature", "stop", "stop_token_ids", "ignore_eos", "seed"}
+    assert sampling_from_dict(stated) == SamplingParams(
         max_new_tokens=5, temperature=0.0, stop=("a", "b"), stop_token_ids=(3,), ignore_eos=True, seed=9
     )
 

@@ -39,6 +39,18 @@ def test_many_prompts_share_or_have_their_own():
     assert call.many
 
 
+def test_defaults_of_the_model_stand_for_what_is_not_stated():
+    defaults = {"temperature": 0.6, "top_k": 20}
+    stated = [None, {"temperature": 0}, {"top_k": None, "top_p": 0.5}, SamplingParams()]
+    call = native_call(["a", "b", "c", "d"], stated, {}, defaults)
+    assert [request.sampling for request in call.requests] == [
+        SamplingParams(temperature=0.6, top_k=20),
+        SamplingParams(temperature=0.0, top_k=20),
+        SamplingParams(temperature=0.6, top_k=20, top_p=0.5),
+        SamplingParams(),
+    ]
+
+
 def test_lists_of_ids_for_each_prompt():
     call = native_call(None, None, {"input_ids": [[1], [2, 3]], "return_logprob": True, "token_ids_logprob": [[5], []]})
     assert [request.input_ids for request in call.requests] == [(1,), (2, 3)]

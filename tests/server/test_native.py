@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 from typing import Any
@@ -32,6 +33,25 @@ def events_of(client: httpx.Client, path: str, **body: Any) -> list[Any]:
 
 
 GREEDY = {"temperature": 0, "max_new_tokens": 8, "ignore_eos": True}
+
+
+def test_defaults_of_the_model_stand_for_what_is_not_sent(start_fake: Any) -> None:
+    server = start_fake()
+    server.engine.info = dataclasses.replace(server.engine.info, sampling_defaults={"temperature": 0.6, "top_k": 20})
+    messages = [{"role": "user", "content": "x"}]
+    for path, prompt in (("/v1/chat/completions", {"messages": messages}), ("/v1/completions", {"prompt": "x"})):
+        for stated, expected in (
+            ({}, (0.6, 20)),
+            ({"temperature": None, "top_k": 3}, (0.6, 3)),
+            ({"temperature": 1.0, "top_k": -1}, (1.0, -1)),
+        ):
+            assert server.http.post(path, json={**prompt, "max_tokens": 2, **stated}).status_code == 200
+            sampling = server.engine.seen[-1].sampling
+            assert (sampling.temperature, sampling.top_k) == expected
+    generate(server.http, text="x", sampling_params={"max_new_tokens": 2, "top_k": 3})
+    sampling = server.engine.seen[-1].sampling
+    assert (sampling.temperature, sampling.top_k, sampling.top_p) == (0.6, 3, 1.0)
+    assert server.http.get("/server_info").json()["sampling_defaults"] == {"temperature": 0.6, "top_k": 20}
 
 
 def test_single_text(client: httpx.Client) -> None:

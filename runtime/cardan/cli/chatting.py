@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from cardan.engine import Engine
-    from cardan.types import SamplingParams
 
 HELP = "/reset begins anew, /quit leaves, Ctrl-C stops an answer."
 MAX_NEW_TOKENS = 512
@@ -57,7 +56,7 @@ def chat(
 class Conversation:
     """Turns of a user and a model."""
 
-    def __init__(self, engine: Engine, sampling: SamplingParams, console: Console, system: str | None) -> None:
+    def __init__(self, engine: Engine, sampling: dict[str, Any], console: Console, system: str | None) -> None:
         """Begin with the system message alone."""
         self._engine = engine
         self._sampling = sampling

@@ -138,10 +138,10 @@ def read_config(values: Mapping[str, Any]) -> EngineConfig:
     return EngineConfig(**{group: GROUPS[group](**given) for group, given in groups.items()})
 
 
-def read_sampling(values: Mapping[str, Any]) -> SamplingParams:
-    """The sampling that parsed flags stand for."""
+def read_sampling(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields of ``SamplingParams`` that parsed flags state; for the others the engine has the model's defaults."""
     prefix = "sampling__"
-    return SamplingParams(**{key[len(prefix) :]: value for key, value in values.items() if key.startswith(prefix)})
+    return {key.removeprefix(prefix): value for key, value in values.items() if key.startswith(prefix)}
 
 
 def takes_flags(flags: Iterable[Flag]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:

@@ -107,6 +107,8 @@ class EngineInfo:
         plan: the plan as plain JSON values, as ``/server_info`` shows it.
         version: of Cardan.
         started_s: how long the start took, in seconds, by part.
+        sampling_defaults: fields of ``SamplingParams`` and the model's values for requests that do not state them.
+            Whoever builds ``SamplingParams`` from a request applies them; the engine takes those as they are.
     """
 
     model_name: str
@@ -118,6 +120,7 @@ class EngineInfo:
     plan: Mapping[str, Any]
     version: str
     started_s: Mapping[str, float] = field(default_factory=dict)
+    sampling_defaults: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

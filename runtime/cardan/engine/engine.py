@@ -108,7 +108,8 @@ class Engine:
 
         Args:
             prompt: a text or a list of texts; or pass ``input_ids=``.
-            sampling_params: fields of ``SamplingParams``, for all prompts or one entry per prompt.
+            sampling_params: fields of ``SamplingParams``, for all prompts or one entry per prompt. Where a dict does
+                not state a field, the model's default applies (``sampling_defaults``).
             stream: give an iterator of the answers so far instead; each has an ``index`` when there are several.
             options: see ``NativeOptions``.
 
@@ -120,7 +121,7 @@ class Engine:
             QueueFullError: too many requests wait.
             EngineDeadError: a process of the engine ended.
         """
-        call = native_call(prompt, sampling_params, options)
+        call = native_call(prompt, sampling_params, options, self._frontend.info.sampling_defaults)
         if stream:
             return self._iterate(call)
         return self._run(self._collect(call))
@@ -134,7 +135,7 @@ class Engine:
         **options: Unpack[NativeOptions],
     ) -> Any:
         """``generate`` for a caller with an event loop of its own; with ``stream`` it gives an async iterator."""
-        call = native_call(prompt, sampling_params, options)
+        call = native_call(prompt, sampling_params, options, self._frontend.info.sampling_defaults)
         if stream:
             return self._iterate_async(call)
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self._collect(call), self._loop))

@@ -137,6 +137,7 @@ class Frontend:
             max_input_tokens=ready.max_input_tokens,
             max_total_tokens=ready.max_total_tokens,
             plan=ready.plan,
+            sampling_defaults=ready.sampling_defaults,
             version=__version__,
             started_s={**ready.started_s, "total": time.monotonic() - started_s},
         )

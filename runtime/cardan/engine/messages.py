@@ -207,6 +207,7 @@ class SchedulerReady(msgspec.Struct, tag="scheduler_ready", array_like=True, fro
         max_total_tokens: slots of the pool.
         plan: as plain JSON values.
         started_s: seconds by part.
+        sampling_defaults: the model's, for what requests do not state.
         lacking: features that requests may ask for and the platform lacks.
     """
 
@@ -219,6 +220,7 @@ class SchedulerReady(msgspec.Struct, tag="scheduler_ready", array_like=True, fro
     max_total_tokens: int
     plan: dict[str, Any]
     started_s: dict[str, float]
+    sampling_defaults: dict[str, float]
     lacking: dict[str, FeatureAnswer]
 
 

@@ -20,8 +20,8 @@ _SAMPLING_FIELDS = tuple(field.name for field in dataclasses.fields(SamplingPara
 _ONE_OR_MANY = ("stop", "stop_regex", "stop_token_ids")
 
 
-def sampling_from_dict(values: Mapping[str, Any] | None) -> SamplingParams:
-    """Sampling parameters from plain values; None and missing keys take the default.
+def sampling_from_dict(values: Mapping[str, Any] | None, defaults: Mapping[str, Any] | None = None) -> SamplingParams:
+    """Sampling parameters from plain values; None and missing keys take ``defaults``, then those of the class.
 
     ``stop``, ``stop_regex`` and ``stop_token_ids`` may be one value or a list; keys of ``logit_bias`` may be
     strings, as in JSON. Ranges are checked at admission, not here.
@@ -29,11 +29,10 @@ def sampling_from_dict(values: Mapping[str, Any] | None) -> SamplingParams:
     Raises:
         RequestError: a key is unknown, or a value has the wrong type.
     """
-    if values is None:
-        return SamplingParams()
+    values = {} if values is None else values
     if not isinstance(values, Mapping):
         raise RequestError(f"sampling_params must be an object, got {type(values).__name__}.", param="sampling_params")
-    given: dict[str, Any] = {}
+    given: dict[str, Any] = dict(defaults or {})
     for key, value in values.items():
         if key not in _SAMPLING_FIELDS:
             raise _unknown_key(str(key))

@@ -56,6 +56,7 @@ def native_call(
     prompt: str | Sequence[str] | None,
     sampling_params: Mapping[str, Any] | SamplingParams | Sequence[Any] | None,
     options: NativeOptions,
+    sampling_defaults: Mapping[str, Any] | None = None,
 ) -> NativeCall:
     """Take a native call apart.
 
@@ -63,6 +64,7 @@ def native_call(
         prompt: a text or a list of texts; None when ``input_ids`` are given.
         sampling_params: for all prompts, or a list with one entry per prompt.
         options: see ``NativeOptions``; None and missing keys take the default.
+        sampling_defaults: the model's; a ``SamplingParams`` is complete and takes none of them.
 
     Raises:
         RequestError: an option is unknown or of the wrong type, or a list has another length than the prompts.
@@ -78,7 +80,7 @@ def native_call(
         row = {name: values[index] for name, values in columns.items()}
         logprob_fields = {name: row.pop(name) for name in tuple(row) if "logprob" in name}
         chosen = sampling[index]
-        params = chosen if isinstance(chosen, SamplingParams) else sampling_from_dict(chosen)
+        params = chosen if isinstance(chosen, SamplingParams) else sampling_from_dict(chosen, sampling_defaults)
         check_choices(params)
         requests.append(
             GenerateRequest(

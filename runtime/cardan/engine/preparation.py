@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from cardan.config import EngineConfig
 from cardan.engine.extensions import apply_installed_plugins
 from cardan.engine.model_files import open_model, open_weightless
+from cardan.engine.sampling_defaults import with_sampling_defaults
 from cardan.errors import UnsupportedModelError
 from cardan.models import DecoderModel, build_model
 from cardan.platform import Device, KVPool, LoadedModel, MemoryRequest, Model, Plan, Platform, Runner, SettingSource
@@ -122,6 +123,9 @@ def open_and_resolve(config: EngineConfig, progress: Progress = _silent, platfor
     elsewhere = platforms_claiming(model.facts.weight_formats, but=platform.name) if refused else {}
     facts = platform_facts(platform, device, model.facts, elsewhere)
     plan = resolve(config, model.facts, facts, drawn_seed=secrets.randbits(32))
+    plan = with_sampling_defaults(
+        plan, config.model.sampling_defaults, checkpoint.generation_config, facts.capabilities
+    )
     return Opened(checkpoint=checkpoint, model=model, platform=platform, plan=plan)
 
 

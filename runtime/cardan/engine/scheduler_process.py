@@ -20,7 +20,6 @@ from cardan.engine.messages import (
     Details,
     ErrorReport,
     Failed,
-    FeatureAnswer,
     FlushCache,
     FlushReply,
     Generate,
@@ -39,7 +38,7 @@ from cardan.engine.messages import (
 from cardan.engine.model_files import load_model_tokenizer
 from cardan.engine.preparation import Prepared, prepare
 from cardan.engine.process_log import set_up_logging
-from cardan.engine.validation import REQUEST_FEATURES
+from cardan.engine.validation import lacking_features
 from cardan.errors import CardanError
 from cardan.platform.report import plan_to_json
 from cardan.scheduler import OutputBatch, RequestOutput
@@ -93,12 +92,6 @@ def _log_plan(prepared: Prepared) -> None:
 
 def _ready(prepared: Prepared) -> SchedulerReady:
     plan, platform = prepared.plan, prepared.opened.platform
-    capabilities = platform.capabilities(plan.device)
-    lacking = {
-        str(feature): FeatureAnswer(capabilities.get(feature).reason, capabilities.get(feature).alternative)
-        for feature in REQUEST_FEATURES
-        if not capabilities.supports(feature)
-    }
     return SchedulerReady(
         model_name=prepared.opened.checkpoint.name,
         model_path=str(prepared.opened.checkpoint.path),
@@ -109,7 +102,8 @@ def _ready(prepared: Prepared) -> SchedulerReady:
         max_total_tokens=prepared.settings.num_slots,
         plan=plan_to_json(plan),
         started_s=prepared.started_s,
-        lacking=lacking,
+        sampling_defaults=plan.value("sampling_defaults") or {},
+        lacking=lacking_features(platform.capabilities(plan.device)),
     )
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from cardan.engine.api import GenerateRequest
 from cardan.engine.messages import FeatureAnswer
 from cardan.errors import RequestError
-from cardan.platform import Feature
+from cardan.platform import Capabilities, Feature
 from cardan.text.stops import validate_stop_regex
 from cardan.types import LogprobParams, SamplingParams
 
@@ -36,6 +36,10 @@ REQUEST_FEATURES = (
 """Capabilities that depend on what a request asks for."""
 
 
+UNSUPPORTED = "unsupported_on_platform"
+"""Code of the error for a feature that the platform lacks."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestLimits:
     """What requests are checked against.
@@ -49,6 +53,15 @@ class RequestLimits:
     vocab_size: int
     platform: str
     lacking: Mapping[str, FeatureAnswer] = field(default_factory=dict)
+
+
+def lacking_features(capabilities: Capabilities) -> dict[str, FeatureAnswer]:
+    """Features that requests may ask for and a platform lacks, with its reasons."""
+    return {
+        str(feature): FeatureAnswer(capabilities.get(feature).reason, capabilities.get(feature).alternative)
+        for feature in REQUEST_FEATURES
+        if not capabilities.supports(feature)
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,5 +273,5 @@ def _check_features(request: GenerateRequest, limits: RequestLimits) -> None:
                 f"{param} needs {feature}, which platform {limits.platform!r} does not support: {lacking.reason}. "
                 f"{lacking.alternative or f'Drop {param}.'}",
                 param=param,
-                code="unsupported_on_platform",
+                code=UNSUPPORTED,
             )

@@ -132,7 +132,7 @@ def _build(state: ServerState, body: GenerateBody) -> _Native:
             if name not in ("text", "sampling_params", "stream", "rid")
         },
     )
-    call = native_call(body.text, _read_sampling(body.sampling_params), options)
+    call = native_call(body.text, _read_sampling(body.sampling_params), options, state.engine.info.sampling_defaults)
     for one in call.requests:
         state.check_scheduling(one.priority, one.routing_key)
         state.check_text(one.text or "", "text")

@@ -86,7 +86,7 @@ async def _build_job(state: ServerState, body: ChatBody) -> Job:
     request_id = body.rid or f"chatcmpl-{uuid.uuid4().hex}"
     generate = GenerateRequest(
         input_ids=ids,
-        sampling=body.sampling(room if limit is None else limit, minimum, info.vocab_size),
+        sampling=body.sampling(room if limit is None else limit, minimum, info),
         logprobs=LogprobParams(output=True, top=body.top_logprobs) if body.logprobs else LogprobParams(),
         rid=request_id,
         priority=body.priority,

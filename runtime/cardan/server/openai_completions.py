@@ -142,7 +142,7 @@ def _sampling(state: ServerState, body: CompletionBody) -> SamplingParams:
             param="max_tokens",
             code="invalid_value",
         )
-    sampling = body.sampling(limit, body.minimum(), state.engine.info.vocab_size)
+    sampling = body.sampling(limit, body.minimum(), state.engine.info)
     return dataclasses.replace(sampling, max_new_tokens=max(1, limit))
 
 

@@ -5,10 +5,12 @@ It knows no route.
 
 from __future__ import annotations
 
-from typing import Annotated
+import dataclasses
+from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field
 
+from cardan.engine.api import EngineInfo
 from cardan.errors import RequestError
 from cardan.server.bodies import Body, Refusal
 from cardan.types import SamplingParams
@@ -100,14 +102,14 @@ class SamplingBody(Body):
     skip_special_tokens: bool = True
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] = 1
 
-    def sampling(self, max_new_tokens: int, min_new_tokens: int, vocab_size: int) -> SamplingParams:
-        """The engine's form of these fields.
+    def sampling(self, max_new_tokens: int, min_new_tokens: int, info: EngineInfo) -> SamplingParams:
+        """The engine's form of these fields; the model's own defaults stand for those that were not sent.
 
         Raises:
             RequestError: an id lies outside the vocabulary, or the minimum exceeds the maximum.
         """
-        check_token_ids(self.stop_token_ids, vocab_size, "stop_token_ids")
-        check_token_ids(tuple(self.logit_bias), vocab_size, "logit_bias")
+        check_token_ids(self.stop_token_ids, info.vocab_size, "stop_token_ids")
+        check_token_ids(tuple(self.logit_bias), info.vocab_size, "logit_bias")
         if min_new_tokens > max_new_tokens:
             raise RequestError(
                 f"min_new_tokens is {min_new_tokens}, more than the {max_new_tokens} that the output may have. "
@@ -115,7 +117,7 @@ class SamplingBody(Body):
                 param="min_new_tokens",
                 code="invalid_value",
             )
-        return SamplingParams(
+        stated = SamplingParams(
             max_new_tokens=max_new_tokens,
             min_new_tokens=min_new_tokens,
             temperature=self.temperature,
@@ -135,6 +137,10 @@ class SamplingBody(Body):
             skip_special_tokens=self.skip_special_tokens,
             n=self.n,
         )
+        defaults: dict[str, Any] = {
+            name: value for name, value in info.sampling_defaults.items() if name not in self.model_fields_set
+        }
+        return dataclasses.replace(stated, **defaults)
 
 
 def check_token_ids(ids: tuple[int, ...], vocab_size: int, param: str) -> None:
