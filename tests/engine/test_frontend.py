@@ -371,6 +371,20 @@ def test_the_main_process_imports_neither_torch_nor_a_platform(null_config, tmp_
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.parametrize("role", ["scheduler", "detokenizer"])
+def test_the_child_processes_load_nothing_that_only_the_server_needs(tiny_model, role):
+    code = (
+        f"import sys, cardan.engine.{role}_process\n"
+        "from cardan.config import ModelConfig\n"
+        "from cardan.engine.model_files import load_model_tokenizer\n"
+        f"tokenizer = load_model_tokenizer(ModelConfig(model={str(tiny_model)!r}), renders_chat=False)\n"
+        "loaded = {'jinja2', 'pydantic', 'starlette', 'uvicorn', 'rich', 'cyclopts'} & set(sys.modules)\n"
+        "print(tokenizer.has_chat_template, sorted(tokenizer.eos_ids), sorted(loaded))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "False [258] []\n"
+
+
 def test_a_full_queue_is_told_apart(start_engine):
     started = start_engine(max_queued_requests=1, max_running_requests=1, platform_options={"step_ms": 20})
 

@@ -41,7 +41,8 @@ def run(config: EngineConfig, folder: Path) -> int:
     inbox = open_inbox(context, folder, DETOKENIZER_INBOX)
     outbox = Outbox(context, folder, FRONTEND_INBOX)
     try:
-        detokenizer = Detokenizer(load_model_tokenizer(config.model), config.server.stream_interval)
+        tokenizer = load_model_tokenizer(config.model, renders_chat=False)
+        detokenizer = Detokenizer(tokenizer, config.server.stream_interval)
         outbox.send(encode(DetokenizerReady()))
         _serve(detokenizer, inbox, outbox)
     except Exception as error:

@@ -45,8 +45,10 @@ def open_weightless(config: ModelConfig, progress: Progress | None = None) -> Mo
     return open_description(_located(config), progress)
 
 
-def load_model_tokenizer(config: ModelConfig, progress: Progress | None = None) -> Tokenizer:
-    """The tokenizer of a model.
+def load_model_tokenizer(
+    config: ModelConfig, progress: Progress | None = None, *, renders_chat: bool = True
+) -> Tokenizer:
+    """The tokenizer of a model, with its chat templates where they are to be rendered.
 
     Raises:
         ModelError: there is no such model, or its files are wrong.
@@ -56,4 +58,5 @@ def load_model_tokenizer(config: ModelConfig, progress: Progress | None = None) 
         description.tokenizer,
         generation_config=description.generation_config,
         chat_template=config.chat_template,
+        renders_chat=renders_chat,
     )

@@ -61,7 +61,7 @@ def run(config: EngineConfig, folder: Path) -> int:
     detokenizer = Outbox(context, folder, DETOKENIZER_INBOX)
     try:
         prepared = prepare(config, lambda part, done, total: frontend.send(encode(Progress(part, done, total))))
-        core = EngineCore(prepared, load_model_tokenizer(config.model))
+        core = EngineCore(prepared, load_model_tokenizer(config.model, renders_chat=False))
         _log_plan(prepared)
         frontend.send(encode(_ready(prepared)))
         SchedulerServer(core, inbox, frontend, detokenizer).serve()

@@ -3,8 +3,8 @@
 It knows neither requests in flight nor HTTP, and imports no array library.
 """
 
-from cardan.text.chat import builtin_templates, read_chat_template
 from cardan.text.detokenizer import Detokenizer
+from cardan.text.named_templates import builtin_templates, read_chat_template
 from cardan.text.stop_scanner import REGEX_WINDOW, validate_stop_regex
 from cardan.text.stops import StopChecker, build_stop_checker
 from cardan.text.stream import TextStream

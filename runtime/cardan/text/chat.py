@@ -1,4 +1,4 @@
-"""Renders conversations to prompts with a model's chat template, or with one named by the user.
+"""Renders conversations to prompts with a chat template.
 
 It does not know HTTP: messages are plain mappings, as the OpenAI API writes them.
 """
@@ -9,14 +9,13 @@ import enum
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib import resources
-from pathlib import Path
 from typing import Any
 
 import jinja2
 from jinja2 import meta, nodes
 
-from cardan.errors import ConfigError, ModelConfigError, RequestError
+from cardan.errors import ModelConfigError, RequestError
+from cardan.text.named_templates import builtin_templates
 from cardan.text.template_sandbox import SandboxEnvironment, TemplateLimitError, TemplateRefusalError
 
 Message = Mapping[str, Any]
@@ -258,31 +257,3 @@ def _tests_string(tree: nodes.Template, name: str) -> bool:
         for test in tree.find_all(nodes.Test)
         if test.name == "string"
     )
-
-
-# --- named templates ----------------------------------------------------------------------------------
-
-
-def builtin_templates() -> list[str]:
-    """Names that ``--chat-template`` knows."""
-    folder = resources.files("cardan.text") / "templates"
-    return sorted(entry.name.removesuffix(".jinja") for entry in folder.iterdir() if entry.name.endswith(".jinja"))
-
-
-def read_chat_template(name_or_path: str) -> str:
-    """The template that ``--chat-template`` names: a built-in one, or a file.
-
-    Raises:
-        ConfigError: there is neither, or the file cannot be read.
-    """
-    if name_or_path in builtin_templates():
-        return (resources.files("cardan.text") / "templates" / f"{name_or_path}.jinja").read_text(encoding="utf-8")
-    path = Path(name_or_path)
-    if not path.is_file():
-        raise ConfigError(
-            f"--chat-template {name_or_path!r} is neither a file nor one of {', '.join(builtin_templates())}."
-        )
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"--chat-template {name_or_path!r} cannot be read: {error}. Pass a UTF-8 file.") from error

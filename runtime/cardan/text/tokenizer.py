@@ -7,15 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cardan.errors import RequestError
-from cardan.text.chat import ChatInput, ChatTemplate, builtin_templates, read_chat_template
 from cardan.text.detokenizer import Detokenizer
 from cardan.text.folder_tokenizer import build_from_folder, end_ids_of
 from cardan.text.gguf_tokenizer import build_from_gguf
+from cardan.text.named_templates import builtin_templates, read_chat_template
 from cardan.text.parts import TokenizerFiles, TokenizerParts, chat_end_ids
 from cardan.text.token_bytes import TokenBytes
+
+if TYPE_CHECKING:
+    from cardan.text.chat import ChatTemplate
 
 
 class Tokenizer:
@@ -28,9 +31,7 @@ class Tokenizer:
         self._special_ids = frozenset(index for index, token in added.items() if token.special)
         self._vocab_size = 1 + max(max(parts.backend.get_vocab(with_added_tokens=True).values(), default=-1), -1)
         self._token_bytes = TokenBytes(parts.backend)
-        self._templates = {
-            name: ChatTemplate(source, parts.special_tokens, parts.origin) for name, source in parts.templates.items()
-        }
+        self._templates = _compile_templates(parts)
 
     @property
     def vocab_size(self) -> int:
@@ -142,6 +143,8 @@ class Tokenizer:
                 param="messages",
                 code="no_chat_template",
             )
+        from cardan.text.chat import ChatInput
+
         return template.render(
             ChatInput(
                 messages=messages,
@@ -154,11 +157,20 @@ class Tokenizer:
         )
 
 
+def _compile_templates(parts: TokenizerParts) -> dict[str, ChatTemplate]:
+    if not parts.templates:
+        return {}
+    from cardan.text.chat import ChatTemplate  # loads Jinja
+
+    return {name: ChatTemplate(source, parts.special_tokens, parts.origin) for name, source in parts.templates.items()}
+
+
 def load_tokenizer(
     source: TokenizerFiles,
     *,
     generation_config: Mapping[str, Any] | None = None,
     chat_template: str | None = None,
+    renders_chat: bool = True,
 ) -> Tokenizer:
     """Read a tokenizer.
 
@@ -166,6 +178,7 @@ def load_tokenizer(
         source: a folder with ``tokenizer.json``, or the metadata of a GGUF file.
         generation_config: the model's; its ``eos_token_id`` ends answers too.
         chat_template: the name of a built-in template or a file, instead of the model's own.
+        renders_chat: compile the chat templates; without them a process saves the time and Jinja's memory.
 
     Raises:
         ConfigError: ``chat_template`` names nothing.
@@ -185,4 +198,4 @@ def load_tokenizer(
         parts = replace(parts, templates=templates, origin=f"--chat-template {chat_template}")
     ends = parts.eos_ids | end_ids_of(generation_config or {})
     ends |= chat_end_ids(parts.backend, parts.templates.get("default"))
-    return Tokenizer(replace(parts, eos_ids=ends))
+    return Tokenizer(replace(parts, eos_ids=ends, templates=parts.templates if renders_chat else {}))
