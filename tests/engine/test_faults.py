@@ -214,6 +214,23 @@ def test_a_process_that_does_not_end_is_killed(start_engine):
     assert gone(pids.values())
 
 
+def test_news_that_cannot_be_taken_end_every_request(start_engine):
+    started = start_engine(platform_options={"step_ms": 5})
+
+    async def scenario():
+        frontend = started.frontend
+        stream = frontend.generate(GenerateRequest(input_ids=(1, 2), sampling=SamplingParams(max_new_tokens=900)))
+        await anext(stream)
+        frontend._requests.deliver = lambda news: {}["no such choice"]
+        with pytest.raises(EngineDeadError, match=r"Taking news of the engine failed.*no such choice.*Restart"):
+            async for _ in stream:
+                pass
+        assert not frontend.alive
+        await frontend.wait_dead()
+
+    started.run(scenario())
+
+
 def test_open_requests_hear_of_a_shutdown(start_engine):
     started = start_engine(platform_options={"step_ms": 5})
     stream = started.engine.generate("x", {"max_new_tokens": 3000}, stream=True)

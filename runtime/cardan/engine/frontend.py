@@ -118,6 +118,7 @@ class Frontend:
     async def _start(self) -> None:
         started_s = time.monotonic()
         self._receiver = self._loop.create_task(self._receive())
+        self._receiver.add_done_callback(self._receiver_ended)
         for role in ("scheduler", "detokenizer"):
             child = await self._loop.run_in_executor(None, Child, role, self._folder)
             self._children.append(child)
@@ -298,6 +299,13 @@ class Frontend:
         while True:
             payload = await cast("Awaitable[bytes]", self._inbox.recv())
             self._take(FRONTEND_DECODER.decode(payload))
+
+    def _receiver_ended(self, receiver: asyncio.Task[None]) -> None:
+        """Nobody would hear news any more: rather than leave consumers waiting, the engine ends."""
+        error = None if receiver.cancelled() else receiver.exception()
+        if error is not None:
+            logger.error("taking news of the engine failed", exc_info=error)
+            self._fail(EngineDeadError(f"Taking news of the engine failed ({error!r}). Restart the engine."))
 
     def _take(self, message: ToFrontend) -> None:
         match message:
