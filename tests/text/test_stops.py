@@ -156,7 +156,7 @@ def test_the_text_searched_does_not_grow(letters: Tokenizer) -> None:
     ("params", "message"),
     [
         ({"stop": ("",)}, "stop must not hold an empty string"),
-        ({"stop": ("x" * 4097,)}, "An entry of stop may have at most 4096 characters, got 4097"),
+        ({"stop": ("x" * 1025,)}, "An entry of stop may have at most 1024 characters, got 1025"),
         ({"stop": ("x",) * 65}, "stop may have at most 64 entries, got 65"),
         ({"stop_regex": ("x",) * 65}, "stop_regex may have at most 64 entries, got 65"),
         ({"stop_regex": ("",)}, "stop_regex must not hold an empty string"),

@@ -5,22 +5,19 @@ It knows no queue and no pool: how long a prompt may be is the scheduler's to sa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
+from typing import cast
 
 from cardan.engine.api import GenerateRequest
 from cardan.engine.messages import FeatureAnswer
 from cardan.errors import RequestError
 from cardan.platform import Capabilities, Feature
-from cardan.text.stops import validate_stop_regex
+from cardan.text.stop_scanner import MAX_STOP_CHARS, MAX_STOPS, validate_stop_regex
 from cardan.types import LogprobParams, SamplingParams
 
 MAX_CHOICES = 128
 """Most choices of one request."""
-MAX_STOPS = 64
-"""Most stop strings, and most stop patterns, of one request."""
-MAX_STOP_CHARACTERS = 1024
-"""Longest stop string or pattern."""
 MAX_TOP_LOGPROBS = 128
 """Most alternatives at one position."""
 MAX_RID_CHARACTERS = 256
@@ -188,7 +185,11 @@ def shown_number(value: object) -> str:
     return repr(value)
 
 
-def _check_ids(name: str, ids: Iterable[object], vocab_size: int) -> None:
+def _check_ids(name: str, ids: Collection[object], vocab_size: int) -> None:
+    if set(map(type, ids)) <= {int}:
+        numbers = cast("Collection[int]", ids)
+        if not numbers or (min(numbers) >= 0 and max(numbers) < vocab_size):
+            return  # long prompts pass here, without a step of Python for each token
     for token in ids:
         if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < vocab_size:
             raise RequestError(
@@ -206,9 +207,9 @@ def _check_strings(name: str, values: tuple[str, ...], check: Callable[[str], No
     if len(values) > MAX_STOPS:
         raise RequestError(f"{name} may have at most {MAX_STOPS} entries, got {len(values)}.", param=name)
     for value in values:
-        if not isinstance(value, str) or not 0 < len(value) <= MAX_STOP_CHARACTERS:
+        if not isinstance(value, str) or not 0 < len(value) <= MAX_STOP_CHARS:
             raise RequestError(
-                f"{name} entries must be texts of 1 to {MAX_STOP_CHARACTERS} characters, got {str(value)[:50]!r}.",
+                f"{name} entries must be texts of 1 to {MAX_STOP_CHARS} characters, got {str(value)[:50]!r}.",
                 param=name,
             )
         if check is not None:

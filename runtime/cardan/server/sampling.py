@@ -11,12 +11,12 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, Field
 
 from cardan.engine.api import EngineInfo
+from cardan.engine.validation import MAX_CHOICES
 from cardan.errors import RequestError
 from cardan.server.bodies import Body, Refusal
+from cardan.text.stop_scanner import MAX_STOP_CHARS
 from cardan.types import SamplingParams
 
-MAX_CHOICES = 128
-MAX_STOP_CHARS = 1024
 MAX_BIASES = 1024
 MAX_TOKENS = 2**31 - 1
 MAX_TOP_LOGPROBS = 20

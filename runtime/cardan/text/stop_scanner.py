@@ -19,7 +19,7 @@ from cardan.types import SamplingParams
 MAX_STOPS = 64
 """Most stop strings, and most stop patterns, of one request."""
 
-MAX_STOP_CHARS = 4096
+MAX_STOP_CHARS = 1024
 """Longest stop string or pattern, in characters."""
 
 REGEX_WINDOW = 1024
