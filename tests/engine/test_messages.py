@@ -23,6 +23,7 @@ DETAILS = Details(
     num_retractions=0,
     queue_s=0.5,
     max_new_tokens_clamped=9,
+    truncated_from=70,
     logprobs=[TokenLogprobs(logprob=-1.0, top=((1, -1.0),), chosen=((2, -3.0),)), None],
     prompt_logprobs=[None, TokenLogprobs(logprob=-2.0)],
 )

@@ -84,6 +84,7 @@ class FakeEngine:
         self.hang = False
         self.full = False
         self.clamp: int | None = None
+        self.cut_from: int | None = None
         self.closed = False
         self.seen: list[GenerateRequest] = []
         self.open: dict[str, asyncio.Event] = {}
@@ -164,6 +165,7 @@ class FakeEngine:
                         rid=rid,
                         cached_tokens=cached,
                         max_new_tokens_clamped=self.clamp,
+                        truncated_from=self.cut_from,
                         times=RequestTimes(queue_s=now_s / 2, first_token_s=now_s, e2e_s=now_s),
                     )
                 if aborted.is_set():

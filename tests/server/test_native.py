@@ -267,6 +267,22 @@ def test_priority_and_routing_key_reach_the_engine(start_fake: Any) -> None:
     assert (seen.priority, seen.routing_key, seen.cache_salt) == (7, "k", "s")
 
 
+def test_a_prompt_that_was_cut_is_told(start_fake: Any) -> None:
+    server = start_fake()
+    server.engine.cut_from, server.engine.clamp = 5000, 7
+    client = server.http
+    assert generate(client, text="x")["meta_info"]["prompt_truncated_from"] == 5000
+    chat = {"messages": [{"role": "user", "content": "x"}]}
+    for path, body in (("/v1/chat/completions", chat), ("/v1/completions", {"prompt": ["x", "y"]})):
+        assert client.post(path, json=body).json()["prompt_truncated_from"] == 5000
+        *_, last = events_of(client, path, **body)
+        assert last["prompt_truncated_from"] == 5000
+    # no limit was asked for, so none was lowered
+    assert "max_new_tokens_clamped" not in client.post("/v1/chat/completions", json=chat).json()
+    server.engine.cut_from = None
+    assert "prompt_truncated_from" not in client.post("/v1/chat/completions", json=chat).json()
+
+
 def test_clamped_limit_is_told(start_fake: Any) -> None:
     server = start_fake()
     server.engine.clamp = 5

@@ -74,6 +74,7 @@ class GenerateOutput:
         cached_tokens: prompt tokens that came from the prefix cache.
         num_retractions: how often the request lost its KV and was prefilled again.
         max_new_tokens_clamped: the limit that applied, when the pool forced a lower one than was asked for.
+        truncated_from: length of the prompt before it was cut (``--allow-auto-truncate``), or None.
         times: see ``RequestTimes``.
     """
 
@@ -90,6 +91,7 @@ class GenerateOutput:
     cached_tokens: int = 0
     num_retractions: int = 0
     max_new_tokens_clamped: int | None = None
+    truncated_from: int | None = None
     times: RequestTimes = field(default_factory=RequestTimes)
 
 

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import msgspec
+
 from cardan.engine.messages import Details, OpenStream, TextBatch, TextNews, TokenBatch, TokenNews
 from cardan.text.stream import TextStream
 from cardan.text.tokenizer import Tokenizer
@@ -39,14 +41,8 @@ class _Choice:
 
 
 def _merge(earlier: Details, later: Details) -> Details:
-    return Details(
-        finish=later.finish,
-        prompt_tokens=later.prompt_tokens,
-        completion_tokens=later.completion_tokens,
-        cached_tokens=later.cached_tokens,
-        num_retractions=later.num_retractions,
-        queue_s=later.queue_s,
-        max_new_tokens_clamped=later.max_new_tokens_clamped,
+    return msgspec.structs.replace(
+        later,
         logprobs=[*earlier.logprobs, *later.logprobs],
         prompt_logprobs=[*earlier.prompt_logprobs, *later.prompt_logprobs],
     )

@@ -131,6 +131,7 @@ class Details(msgspec.Struct, array_like=True, frozen=True):
     num_retractions: int
     queue_s: float
     max_new_tokens_clamped: int | None = None
+    truncated_from: int | None = None
     logprobs: list[TokenLogprobs | None] = []
     prompt_logprobs: list[TokenLogprobs | None] = []
 

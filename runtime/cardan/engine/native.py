@@ -170,6 +170,8 @@ class NativeOutput:
         }
         if last.max_new_tokens_clamped is not None:
             info["max_new_tokens_clamped"] = last.max_new_tokens_clamped
+        if last.truncated_from is not None:
+            info["prompt_truncated_from"] = last.truncated_from
         if self._wanted.output:
             info |= self._logprob_lists("output", self._token_ids, self._logprobs)
             info |= self._logprob_lists("input", list(self._prompt_ids), list(self._prompt_logprobs))

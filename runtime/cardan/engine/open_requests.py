@@ -140,13 +140,14 @@ class OpenRequest:
             token_ids=tuple(news.token_ids),
             logprobs=tuple(fresh.logprobs),
             prompt_logprobs=tuple(fresh.prompt_logprobs),
-            prompt_token_ids=self.prompt_ids[self.prompt_start :] if has_prompt else (),
+            prompt_token_ids=self.prompt_ids[self.prompt_start : totals.prompt_tokens] if has_prompt else (),
             finish_reason=fresh.finish,
             prompt_tokens=totals.prompt_tokens or len(self.prompt_ids),
             completion_tokens=choice.num_tokens,
             cached_tokens=totals.cached_tokens,
             num_retractions=totals.num_retractions,
             max_new_tokens_clamped=totals.max_new_tokens_clamped,
+            truncated_from=totals.truncated_from,
             times=RequestTimes(queue_s=totals.queue_s, first_token_s=choice.first_token_s, e2e_s=e2e_s),
         )
 

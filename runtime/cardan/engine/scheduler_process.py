@@ -187,6 +187,7 @@ def _token_news(output: RequestOutput) -> TokenNews:
         num_retractions=output.num_retractions,
         queue_s=output.queue_s,
         max_new_tokens_clamped=output.max_new_tokens_clamped,
+        truncated_from=output.truncated_from,
         logprobs=list(output.logprobs),
         prompt_logprobs=list(output.prompt_logprobs),
     )

@@ -68,6 +68,7 @@ class Choice:
     completion_tokens: int = 0
     cached_tokens: int = 0
     max_new_tokens_clamped: int | None = None
+    truncated_from: int | None = None
 
     def add(self, output: GenerateOutput) -> None:
         """Take the next output of this choice."""
@@ -83,6 +84,7 @@ class Choice:
         self.completion_tokens = output.completion_tokens
         self.cached_tokens = output.cached_tokens
         self.max_new_tokens_clamped = output.max_new_tokens_clamped
+        self.truncated_from = output.truncated_from
 
 
 def new_choices(job: Job) -> list[list[Choice]]:

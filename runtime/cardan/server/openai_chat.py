@@ -21,7 +21,7 @@ from cardan.server.bodies import parse_body, read_object
 from cardan.server.generation import Choice, Job, answer, check_failed, new_choices, run_job, run_to_end
 from cardan.server.openai_bodies import CHAT_REFUSED, ChatBody, read_messages
 from cardan.server.openai_logprobs import chat_logprobs
-from cardan.server.openai_usage import add_clamped, finish_name, usage_object
+from cardan.server.openai_usage import add_limits, finish_name, usage_object
 from cardan.server.prompts import LONG_TEXT, encode_prompt
 from cardan.server.replies import JsonResponse
 from cardan.server.sse import open_stream
@@ -131,8 +131,7 @@ def _whole(chat: _Chat, choices: list[Choice]) -> dict[str, Any]:
     response = chat.head("chat.completion")
     response["choices"] = [_whole_choice(chat, index, choice) for index, choice in enumerate(choices)]
     response["usage"] = usage_object(chat.state, [choices])
-    if chat.body.limit() is not None:
-        add_clamped(response, choices)
+    add_limits(response, choices, asked_for_output=chat.body.limit() is not None)
     return response
 
 
@@ -163,8 +162,7 @@ async def _stream(chat: _Chat) -> AsyncGenerator[Any, None]:
             if output.finish_reason is not None:
                 last = _chunk(chat, output.index, {})
                 last["choices"][0].update(finish_name(output.finish_reason))
-                if chat.body.limit() is not None:
-                    add_clamped(last, [choices[output.index]])
+                add_limits(last, [output], asked_for_output=chat.body.limit() is not None)
                 yield last
     if chat.stream_usage:
         yield {**chat.head("chat.completion.chunk"), "choices": [], "usage": usage_object(chat.state, [choices])}

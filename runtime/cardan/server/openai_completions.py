@@ -21,7 +21,7 @@ from cardan.server.bodies import parse_body, read_object
 from cardan.server.generation import Choice, Job, answer, check_failed, new_choices, run_job, run_to_end
 from cardan.server.openai_bodies import COMPLETION_REFUSED, CompletionBody
 from cardan.server.openai_logprobs import OffsetTracker, completion_logprobs
-from cardan.server.openai_usage import add_clamped, finish_name, usage_object
+from cardan.server.openai_usage import add_limits, finish_name, usage_object
 from cardan.server.prompts import MAX_PROMPTS, check_prompt_ids
 from cardan.server.replies import JsonResponse
 from cardan.server.sse import open_stream
@@ -164,7 +164,7 @@ def _whole(completion: _Completion, prompts: list[list[Choice]]) -> dict[str, An
         _whole_choice(completion, number, index, choice) for number, (index, choice) in enumerate(flat)
     ]
     response["usage"] = usage_object(completion.state, prompts)
-    add_clamped(response, [choice for _, choice in flat])
+    add_limits(response, [choice for _, choice in flat])
     return response
 
 
@@ -248,6 +248,6 @@ def _chunk(completion: _Completion, number: int, news: _News, tracker: OffsetTra
     chunk["choices"] = [choice | finish_name(output.finish_reason)]
     if completion.stream_usage:
         chunk["usage"] = None
-    if output.max_new_tokens_clamped is not None and output.finish_reason is not None:
-        chunk["max_new_tokens_clamped"] = output.max_new_tokens_clamped
+    if output.finish_reason is not None:
+        add_limits(chunk, [output])
     return chunk

@@ -1,4 +1,4 @@
-"""Parts that OpenAI's two generating routes share: usage, finish reasons, the limit that applied.
+"""Parts that OpenAI's two generating routes share: usage, finish reasons, what was cut to fit.
 
 It knows no engine.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from cardan.engine.api import GenerateOutput
 from cardan.server.generation import Choice
 from cardan.server.state import ServerState
 from cardan.types import FinishKind, FinishReason
@@ -37,8 +38,14 @@ def finish_name(reason: FinishReason | None) -> dict[str, Any]:
     return {"finish_reason": reason.kind.value, "matched_stop": matched}
 
 
-def add_clamped(response: dict[str, Any], choices: Iterable[Choice]) -> None:
-    """Tell when the KV pool forced a lower limit on the output than the request asked for."""
-    clamped = [choice.max_new_tokens_clamped for choice in choices if choice.max_new_tokens_clamped is not None]
-    if clamped:
+def add_limits(
+    response: dict[str, Any], news: Iterable[Choice | GenerateOutput], *, asked_for_output: bool = True
+) -> None:
+    """Tell what was cut to fit the KV pool or the context: the output's limit, where one was asked for, and prompts."""
+    seen = list(news)
+    clamped = [item.max_new_tokens_clamped for item in seen if item.max_new_tokens_clamped is not None]
+    if clamped and asked_for_output:
         response["max_new_tokens_clamped"] = min(clamped)
+    cut = [item.truncated_from for item in seen if item.truncated_from is not None]
+    if cut:
+        response["prompt_truncated_from"] = max(cut)
