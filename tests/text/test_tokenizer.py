@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import threading
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -25,6 +27,18 @@ def test_smollm2_gives_the_recorded_ids_and_texts(smollm2: Tokenizer, recorded: 
     for entry in recorded:
         assert smollm2.encode(entry["text"]) == entry["ids"], entry["text"]
         assert smollm2.decode(entry["ids"], skip_special_tokens=False) == entry["text"]
+
+
+@pytest.mark.model
+def test_a_long_text_holds_up_no_other_thread(smollm2: Tokenizer) -> None:
+    """A server's event loop must go on meanwhile; with the interpreter's lock held it would not turn once."""
+    encoding = threading.Thread(target=smollm2.encode, args=("hello world, " * 60_000,))
+    encoding.start()
+    turns = 0
+    while encoding.is_alive():
+        time.sleep(0.001)
+        turns += 1
+    assert turns > 20
 
 
 @pytest.mark.model

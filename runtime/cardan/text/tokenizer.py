@@ -69,7 +69,10 @@ class Tokenizer:
             RequestError: the text is not valid Unicode (it holds half of a surrogate pair).
         """
         try:
-            return list(self._backend.encode(text, add_special_tokens=add_special_tokens).ids)
+            # As a batch of one, since the backend lets go of the interpreter's lock for batches only: a long text
+            # must not hold up whatever else this process serves.
+            (encoding,) = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+            return list(encoding.ids)
         except (UnicodeEncodeError, TypeError) as error:
             raise RequestError(
                 "The text holds half of a surrogate pair (a \\ud800 to \\udfff escape without its partner), "
