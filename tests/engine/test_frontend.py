@@ -193,6 +193,19 @@ def test_wrong_requests_are_refused_and_lose_nothing(engine, wanted, error, para
     engine.run(scenario())
 
 
+def test_a_prompt_of_millions_of_tokens_never_leaves_the_frontend(engine, monkeypatch):
+    sent = []
+    monkeypatch.setattr(engine.frontend, "_send", sent.append)
+
+    async def scenario():
+        with pytest.raises(PromptTooLongError, match="The prompt has 3000000 tokens, but at most"):
+            # An id out of range at its end is not reached.
+            await collect(engine.frontend, request([1] * 2_999_999 + [10**9]))
+
+    engine.run(scenario())
+    assert sent == []
+
+
 def test_open_rids_are_refused_and_may_be_used_again(engine):
     async def scenario():
         first = engine.frontend.generate(request(rid="mine", max_new_tokens=500, ignore_eos=True))

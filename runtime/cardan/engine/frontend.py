@@ -45,6 +45,7 @@ from cardan.engine.model_files import load_model_tokenizer
 from cardan.engine.open_requests import OpenRequest, OpenRequests
 from cardan.engine.validation import RequestLimits, check_prompt, check_request
 from cardan.errors import CardanError, EngineDeadError, QueueFullError
+from cardan.scheduler.limits import prompt_too_long
 from cardan.text.tokenizer import Tokenizer
 
 T = TypeVar("T")
@@ -228,6 +229,7 @@ class Frontend:
         if prompt_ids is None:
             prompt_ids = await self._tokenize(request.text or "", request.add_special_tokens)
             self._check_taking()
+        self._check_length(prompt_ids)
         check_prompt(request, prompt_ids, self._limits)
         opened, messages = self._requests.open(request, prompt_ids, arrival_s)
         for message in messages:
@@ -239,6 +241,12 @@ class Frontend:
             raise EngineDeadError(str(self._failure))
         if self._draining:
             raise QueueFullError("The engine is shutting down and takes no new requests. Send them elsewhere.")
+
+    def _check_length(self, prompt_ids: tuple[int, ...]) -> None:
+        """Before ids are looked at and sent on: a prompt of millions of tokens would hold up all other requests."""
+        info = self.info
+        if len(prompt_ids) > info.max_input_tokens and not self._config.scheduler.allow_auto_truncate:
+            raise prompt_too_long(len(prompt_ids), info.max_input_tokens, info.context_length, info.max_total_tokens)
 
     async def _tokenize(self, text: str, add_special_tokens: bool) -> tuple[int, ...]:
         if len(text) < _LONG_TEXT_CHARACTERS:

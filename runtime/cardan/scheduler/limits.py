@@ -66,9 +66,14 @@ def _check_length(request: Request, settings: SchedulerSettings) -> None:
     if settings.allow_auto_truncate:
         request.cut_prompt(longest)
         return
-    raise PromptTooLongError(
-        f"The prompt has {request.num_prompt} tokens, but at most {longest} fit (context length "
-        f"{settings.context_length}, KV pool {settings.num_slots} tokens). Shorten it, or start the server with "
+    raise prompt_too_long(request.num_prompt, longest, settings.context_length, settings.num_slots)
+
+
+def prompt_too_long(num_tokens: int, longest: int, context_length: int, num_slots: int) -> PromptTooLongError:
+    """The error for a prompt of which at most ``longest`` tokens fit."""
+    return PromptTooLongError(
+        f"The prompt has {num_tokens} tokens, but at most {longest} fit (context length "
+        f"{context_length}, KV pool {num_slots} tokens). Shorten it, or start the server with "
         "--allow-auto-truncate.",
         param="prompt",
         code="context_length_exceeded",
