@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import json
 import socket
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -191,6 +192,49 @@ def test_a_number_of_choices_that_would_not_fit_in_memory(client: httpx.Client) 
     assert response.status_code == 400
     assert response.json()["error"]["param"] == "n"
     assert_serves(client)
+
+
+@pytest.mark.parametrize(
+    ("route", "body"),
+    [
+        ("/generate", {"text": ["a"] * 100, "sampling_params": {"n": 41}}),
+        ("/generate", {"text": ["a"] * 100, "sampling_params": [{"n": 41}] * 100}),
+        ("/v1/completions", {"prompt": ["a"] * 100, "n": 41}),
+    ],
+)
+def test_too_many_choices_in_all(client: httpx.Client, route: str, body: dict[str, Any]) -> None:
+    response = client.post(route, json=body)
+    assert response.status_code == 400
+    assert "100 prompts ask for 4100 choices in all" in response.json()["error"]["message"]
+    assert_serves(client)
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        [{"role": "user", "content": "x"}] * 20_000,
+        [{"role": "user", "content": [{"type": "text", "text": "x"}] * 20_000}],
+    ],
+    ids=["messages", "parts"],
+)
+def test_a_conversation_of_many_pieces_holds_up_nobody(client: httpx.Client, messages: list[Any]) -> None:
+    """Reading that many takes most of a second; meanwhile a probe is answered as if nothing were."""
+    done = threading.Event()
+
+    def talk() -> None:
+        client.post("/v1/chat/completions", json={"messages": messages})
+        done.set()
+
+    with httpx.Client(base_url=client.base_url, timeout=30) as prober:
+        prober.get("/health")
+        thread = threading.Thread(target=talk)
+        thread.start()
+        probes = 0
+        while not done.is_set():
+            assert prober.get("/health").status_code == 200
+            probes += 1
+        thread.join()
+    assert probes > 15
 
 
 VALUES = st.recursive(

@@ -21,7 +21,7 @@ from cardan.engine.native_request import NativeCall, NativeOptions, native_call
 from cardan.errors import RequestError
 from cardan.server.bodies import Body, Refusal, drop_refused, is_one_of, parse_body, read_object
 from cardan.server.generation import Job, answer, run_job, run_to_end
-from cardan.server.prompts import MAX_PROMPTS
+from cardan.server.prompts import MAX_PROMPTS, check_total_choices
 from cardan.server.replies import GenerationError, JsonResponse
 from cardan.server.sampling import GRAMMAR
 from cardan.server.sse import open_stream
@@ -133,6 +133,7 @@ def _build(state: ServerState, body: GenerateBody) -> _Native:
         },
     )
     call = native_call(body.text, _read_sampling(body.sampling_params), options, state.engine.info.sampling_defaults)
+    check_total_choices(len(call.requests), sum(one.sampling.n for one in call.requests))
     for one in call.requests:
         state.check_scheduling(one.priority, one.routing_key)
         state.check_text(one.text or "", "text")

@@ -209,6 +209,16 @@ class TextPart(Body):
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 
 
+MANY_PIECES = 64
+"""Conversations of more messages and parts are read in a thread, so that other requests go on."""
+
+
+def count_pieces(items: list[Any]) -> int:
+    """How many messages and parts of messages there are to read."""
+    contents = [item.get("content") for item in items if isinstance(item, dict)]
+    return len(items) + sum(len(content) for content in contents if isinstance(content, list))
+
+
 def read_messages(items: list[Any]) -> list[dict[str, Any]]:
     """Messages in the form that chat templates take; ``developer`` is today's name of ``system``.
 

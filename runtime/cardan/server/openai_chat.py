@@ -19,7 +19,7 @@ from cardan.engine.api import GenerateOutput, GenerateRequest
 from cardan.errors import RequestError
 from cardan.server.bodies import parse_body, read_object
 from cardan.server.generation import Choice, Job, answer, check_failed, new_choices, run_job, run_to_end
-from cardan.server.openai_bodies import CHAT_REFUSED, ChatBody, read_messages
+from cardan.server.openai_bodies import CHAT_REFUSED, MANY_PIECES, ChatBody, count_pieces, read_messages
 from cardan.server.openai_logprobs import chat_logprobs
 from cardan.server.openai_usage import add_limits, finish_name, usage_object
 from cardan.server.prompts import LONG_TEXT, encode_prompt
@@ -77,7 +77,10 @@ async def _build_job(state: ServerState, body: ChatBody) -> Job:
     if body.top_logprobs and not body.logprobs:
         raise RequestError("'top_logprobs' has no effect without \"logprobs\": true.", param="top_logprobs")
     limit, minimum = body.limit(), body.minimum()
-    messages = read_messages(body.messages)
+    if count_pieces(body.messages) > MANY_PIECES:
+        messages = await asyncio.to_thread(read_messages, body.messages)
+    else:
+        messages = read_messages(body.messages)
     prompt = await _render(state, body, messages)
     state.check_text(prompt, "messages")
     ids = await encode_prompt(state.engine.tokenizer, prompt, add_special_tokens=False)

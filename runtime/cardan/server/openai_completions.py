@@ -22,7 +22,7 @@ from cardan.server.generation import Choice, Job, answer, check_failed, new_choi
 from cardan.server.openai_bodies import COMPLETION_REFUSED, CompletionBody
 from cardan.server.openai_logprobs import OffsetTracker, completion_logprobs
 from cardan.server.openai_usage import add_limits, finish_name, usage_object
-from cardan.server.prompts import MAX_PROMPTS, check_prompt_ids
+from cardan.server.prompts import MAX_PROMPTS, check_prompt_ids, check_total_choices
 from cardan.server.replies import JsonResponse
 from cardan.server.sse import open_stream
 from cardan.server.state import ServerState, state_of
@@ -110,6 +110,7 @@ def _build_job(state: ServerState, body: CompletionBody, prompts: list[Prompt]) 
             param="best_of",
             code="unsupported_parameter",
         )
+    check_total_choices(len(prompts), len(prompts) * body.n)
     for prompt in prompts:
         state.check_text(prompt if isinstance(prompt, str) else "", "prompt")
     sampling = _sampling(state, body)

@@ -14,6 +14,9 @@ from cardan.text.tokenizer import Tokenizer
 MAX_PROMPTS = 1024
 """Most prompts of one HTTP request."""
 
+MAX_TOTAL_CHOICES = 4096
+"""Most choices of all prompts of one HTTP request together."""
+
 LONG_TEXT = 4096
 """Texts beyond this many characters are encoded in a thread, so that other requests go on."""
 
@@ -29,6 +32,21 @@ def check_prompt_ids(value: object, vocab_size: int, param: str) -> tuple[int, .
     ids = tuple(value)
     check_token_ids(ids, vocab_size, param)
     return ids
+
+
+def check_total_choices(num_prompts: int, num_choices: int) -> None:
+    """Check how many choices one HTTP request asks for in all.
+
+    Raises:
+        RequestError: too many.
+    """
+    if num_choices > MAX_TOTAL_CHOICES:
+        raise RequestError(
+            f"The {num_prompts} prompts ask for {num_choices} choices in all; one request may ask for at most "
+            f"{MAX_TOTAL_CHOICES}. Lower 'n', or send several requests.",
+            param="n",
+            code="invalid_value",
+        )
 
 
 async def encode_prompt(tokenizer: Tokenizer, text: str, *, add_special_tokens: bool = True) -> tuple[int, ...]:
