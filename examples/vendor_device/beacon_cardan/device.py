@@ -19,17 +19,16 @@ class BeaconModel(seam.LoadedModel):
 
     def __init__(self, model: seam.Model, checkpoint: seam.Checkpoint, context_length: int) -> None:
         self.facts, self.eps = model.facts, float(checkpoint.config.get("rms_norm_eps", 1e-6))
-        if not model.facts.layers:
-            raise UnsupportedModelError("The Beacon B1 runs Llama models only, got one without layers.")
-        self.rope = model.rope_tables(context_length)[0]
+        ropes = model.rope_tables(context_length)
         biased = any(parameter.bias for parameter in model.parameters())
-        turned = self.rope.rotary_dim == model.facts.layers[0].k_dim and not self.rope.interleaved
+        turned = len(ropes) == 1 and ropes[0].rotary_dim == model.facts.layers[0].k_dim and not ropes[0].interleaved
         plain = turned and not biased and checkpoint.config.get("hidden_act", "silu") == "silu"
         if model.facts.family != "llama" or not plain:
             raise UnsupportedModelError(
                 f"The Beacon B1 runs plain Llama models only (no biases, SiLU, whole heads rotated), got "
                 f"{model.facts.architecture} {model.facts.name!r}. Choose another model or platform."
             )
+        self.rope = ropes[0]
         self.weights: dict[str, Array] = {}
         for parameter in model.parameters():
             parts = [self._rows(checkpoint, source) for source in parameter.sources]
