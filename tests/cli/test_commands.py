@@ -16,6 +16,7 @@ from typing import IO
 import pytest
 
 from cardan.cli.app import EXIT_CONFIG, EXIT_FAILED, run
+from cardan.testing import write_tiny_model
 
 NULL = ("--model", "null", "--platform", "null", "--max-total-tokens", "4096")
 
@@ -84,6 +85,18 @@ def test_plan_shows_sources_and_reasons(capsys: pytest.CaptureFixture[str]) -> N
     assert run(["plan", "--model", "null", "--platform", "null"]) == 0
     out = capsys.readouterr().out
     assert re.search(r"^page_size +1 +default +prefixes are shared token by token", out, re.MULTILINE)
+    assert re.search(r"^max_queued_requests +none +default +no limit", out, re.MULTILINE)
+
+
+def test_plan_shows_the_sampling_defaults_of_the_model(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    folder = write_tiny_model(tmp_path / "tiny")
+    (folder / "generation_config.json").write_text(json.dumps({"temperature": 0.6, "top_k": 20}))
+    assert run(["plan", "--model", str(folder), "--platform", "null"]) == 0
+    assert re.search(
+        r"^sampling_defaults +temperature 0.6, top_k 20 +model +generation_config.json",
+        capsys.readouterr().out,
+        re.MULTILINE,
+    )
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from typing import Any
 
 import plan_examples
@@ -18,7 +17,6 @@ from cardan.platform import (
     Evidence,
     OptionSpec,
     Plan,
-    SettingSource,
     Support,
 )
 from cardan.platform.discovery import PlatformStatus
@@ -27,10 +25,7 @@ from cardan.platform.report import (
     PlanRow,
     capability_rows,
     format_bytes,
-    format_rows,
-    memory_rows,
     option_rows,
-    plan_rows,
     plan_to_json,
     platform_rows,
 )
@@ -40,20 +35,6 @@ from cardan.plugins import Plugin
 @pytest.fixture(scope="module")
 def plan() -> Plan:
     return plan_examples.plan(facts=plan_examples.model(weight_formats={"Q4_1": 2}))
-
-
-def test_rows_show_value_source_and_why(plan: Plan) -> None:
-    rows = {row.name: row for row in plan_rows(plan.with_setting("page_size", 16, SettingSource.FLAG, "because"))}
-    assert rows["page_size"] == PlanRow("page_size", "16", "flag", "because")
-    assert rows["mem_fraction_static"].value == "none"
-    assert set(rows) == set(plan.settings)
-    (row,) = format_rows(plan)
-    assert (row.name, row.value, row.source) == ("Q4_1", "2 tensors", "widened")
-
-
-def test_memory_rows(plan: Plan) -> None:
-    rows = memory_rows(replace(plan, memory=(("weights", 97 * 2**20, "as loaded"),)))
-    assert rows == (PlanRow("weights", "97.0 MiB", "measured", "as loaded"),)
 
 
 @pytest.mark.parametrize(

@@ -64,7 +64,7 @@ def show_plan(console: Console, plan: Mapping[str, Any]) -> None:
     )
     options = [PlanRow(f"option {name}", str(value), "", "") for name, value in plan["platform_options"].items()]
     settings = [
-        PlanRow(name, "none" if item["value"] is None else str(item["value"]), item["source"], item["why"])
+        PlanRow(name, _value_text(item["value"]), item["source"], item["why"])
         for name, item in plan["settings"].items()
     ]
     console.print(_table(("setting", "value", "source", "why"), [_cells(row) for row in [*settings, *options]]))
@@ -111,6 +111,12 @@ def show_capabilities(console: Console, rows: Sequence[CapabilityRow], options: 
 def show_pairs(console: Console, pairs: Iterable[tuple[str, str]]) -> None:
     """Show names and values, aligned."""
     console.print(_table(("", ""), list(pairs), header=False))
+
+
+def _value_text(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name} {item}" for name, item in value.items())
+    return "none" if value is None else str(value)
 
 
 def _cells(row: PlanRow) -> tuple[str, str, str, str]:

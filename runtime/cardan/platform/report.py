@@ -71,27 +71,6 @@ class CapabilityRow:
     reason: str
 
 
-def plan_rows(plan: Plan) -> tuple[PlanRow, ...]:
-    """The settings of a plan in the order they were resolved."""
-    return tuple(
-        PlanRow(name, "none" if setting.value is None else str(setting.value), setting.source.value, setting.why)
-        for name, setting in plan.settings.items()
-    )
-
-
-def format_rows(plan: Plan) -> tuple[PlanRow, ...]:
-    """What happens to the weights of each format: name, tensors, how, why."""
-    return tuple(
-        PlanRow(item.fmt, f"{item.tensors} tensors", "native" if item.native else "widened", item.why)
-        for item in plan.formats
-    )
-
-
-def memory_rows(plan: Plan) -> tuple[PlanRow, ...]:
-    """The sums that led to the size of the KV pool."""
-    return tuple(PlanRow(what, format_bytes(count), "measured", why) for what, count, why in plan.memory)
-
-
 def format_bytes(count: int) -> str:
     """A number of bytes for people: ``97.3 MiB``."""
     size, sign = float(abs(count)), "-" if count < 0 else ""
