@@ -11,6 +11,7 @@ import pytest
 
 import cardan.errors
 from cardan.engine import messages
+from cardan.engine.api import EngineStats
 from cardan.engine.messages import Details, ErrorReport, Generate, TextBatch, TextNews, TokenBatch, TokenNews
 from cardan.errors import CardanError, EngineDeadError, QueueFullError, RequestError
 from cardan.types import FinishKind, FinishReason, LogprobParams, SamplingParams, TokenLogprobs
@@ -44,6 +45,7 @@ SAMPLING = SamplingParams(
         (messages.OpenStream("a.1", SAMPLING), messages.DETOKENIZER_DECODER),
         (TokenBatch(["a.1"], [5], [TokenNews("b.2", [1], DETAILS)]), messages.DETOKENIZER_DECODER),
         (TextBatch([TextNews("a.1", "é", [5]), TextNews("b.2", "", [], DETAILS)]), messages.FRONTEND_DECODER),
+        (messages.StatsReply(3, EngineStats(num_running=2, totals={"requests": 5})), messages.FRONTEND_DECODER),
         (messages.Failed("scheduler", ErrorReport("ConfigError", "no")), messages.FRONTEND_DECODER),
     ],
     ids=lambda value: type(value).__name__,

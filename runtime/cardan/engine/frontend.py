@@ -276,15 +276,7 @@ class Frontend:
     async def stats(self) -> EngineStats:
         """Gauges and totals as of now."""
         reply: StatsReply = await self._call(GetStats)
-        return EngineStats(
-            num_running=reply.num_running,
-            num_queued=reply.num_queued,
-            used_tokens=reply.used_tokens,
-            cached_tokens=reply.cached_tokens,
-            max_total_tokens=reply.max_total_tokens,
-            totals=reply.totals,
-            gen_throughput=reply.gen_throughput,
-        )
+        return reply.stats
 
     async def _call(self, kind: Callable[[int], Message]) -> Any:
         if self._failure is not None:

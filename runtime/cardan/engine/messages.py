@@ -10,6 +10,7 @@ from typing import Any, TypeAlias, TypeVar
 import msgspec
 
 import cardan.errors
+from cardan.engine.api import EngineStats
 from cardan.errors import CardanError, EngineDeadError, QueueFullError, RequestError
 from cardan.types import FinishReason, LogprobParams, SamplingParams, TokenLogprobs
 
@@ -244,16 +245,10 @@ class FlushReply(msgspec.Struct, tag="flush_reply", array_like=True, frozen=True
 
 
 class StatsReply(msgspec.Struct, tag="stats_reply", array_like=True, frozen=True):
-    """Gauges and totals; see ``cardan.engine.api.EngineStats``."""
+    """Gauges and totals."""
 
     call_id: int
-    num_running: int
-    num_queued: int
-    used_tokens: int
-    cached_tokens: int
-    max_total_tokens: int
-    totals: dict[str, int]
-    gen_throughput: float
+    stats: EngineStats
 
 
 ToFrontend: TypeAlias = (

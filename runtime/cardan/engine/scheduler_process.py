@@ -146,7 +146,7 @@ class SchedulerServer:
             case FlushCache():
                 self._frontend.send(encode(FlushReply(message.call_id, self._core.flush_cache())))
             case GetStats():
-                self._frontend.send(encode(self._stats(message.call_id)))
+                self._frontend.send(encode(StatsReply(message.call_id, self._core.stats())))
 
     def _add(self, message: Generate) -> None:
         try:
@@ -155,19 +155,6 @@ class SchedulerServer:
             self._frontend.send(encode(Rejected(message.wire_id, ErrorReport.of(error))))
         else:
             self._detokenizer.send(encode(OpenStream(message.wire_id, message.sampling)))
-
-    def _stats(self, call_id: int) -> StatsReply:
-        stats = self._core.stats()
-        return StatsReply(
-            call_id=call_id,
-            num_running=stats.num_running,
-            num_queued=stats.num_queued,
-            used_tokens=stats.used_tokens,
-            cached_tokens=stats.cached_tokens,
-            max_total_tokens=stats.max_total_tokens,
-            totals=dict(stats.totals),
-            gen_throughput=stats.gen_throughput,
-        )
 
     def _send_news(self) -> None:
         for news in self._core.take_news():
