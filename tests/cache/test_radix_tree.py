@@ -50,6 +50,25 @@ def test_an_edge_is_split_where_two_sequences_part_and_locks_hold_on_both_sides(
     tree.check_invariants()
 
 
+def test_a_prefix_is_discarded_but_for_what_others_use_or_computed() -> None:
+    tree = RadixTree(page_size=1)
+    tree.insert(ints(1, 2), run(11, 2), None)
+    whole = tree.insert(ints(1, 2, 3, 4, 5, 6), run(11, 6), None)
+    branch = tree.insert(ints(1, 2, 3, 4, 9), ints(11, 12, 13, 14, 99), None)
+    assert tree.discard(whole.node, 2).tolist() == [15, 16]
+    tree.check_invariants()
+    tree.lock(branch.node)
+    assert tree.discard(branch.node, 2).tolist() == []
+    tree.unlock(branch.node)
+    assert sorted(tree.discard(branch.node, 2).tolist()) == [13, 14, 99]
+    assert tree.discard(branch.node, 2).tolist() == []
+    assert tree.match(ints(1, 2, 3, 4), None, 4).slots.tolist() == [11, 12]
+    tree.check_invariants()
+    assert tree.evictable_tokens == 2
+    assert tree.evict(100).tolist() == [11, 12]
+    assert NoPrefixCache().discard(None, 0).tolist() == []
+
+
 def test_an_insertion_names_the_slots_that_were_there_before() -> None:
     tree = RadixTree(page_size=1)
     tree.insert(ints(1, 2, 3), ints(11, 12, 13), None)

@@ -255,6 +255,26 @@ def test_a_row_that_gives_nan_fails_alone(make_core, vocabulary):
     assert collected.tokens["good"] == expected_tokens([66, 1], params, vocabulary)
 
 
+@pytest.mark.parametrize("overlap", [True, False], ids=["overlapped", "plain"])
+def test_what_a_failed_row_computed_is_given_to_nobody(make_core, overlap):
+    options = {
+        "disable_overlap_schedule": not overlap,
+        "chunked_prefill_size": 4,
+        "platform_options": {"nan_token": 66},
+    }
+    core = make_core(**options)
+    core.add(generate("warm", [1, 2, 3], SamplingParams(max_new_tokens=0)))
+    finish(core)
+    params = SamplingParams(max_new_tokens=4, temperature=0, logit_bias={66: -100.0})
+    for wire_id in ("first", "second"):
+        core.add(generate(wire_id, [1, 2, 3, 4, 5, 6, 7, 8, 9, 66], params))
+        last = finish(core).last[wire_id]
+        assert last.finish_reason.kind is FinishKind.ERROR
+        assert last.num_cached_tokens == 3
+    assert core.stats().cached_tokens == 3
+    assert core.flush_cache()
+
+
 def test_prompt_logprobs_are_the_same_with_and_without_a_cached_prefix(make_core):
     core = make_core(chunked_prefill_size=4)
     wanted = LogprobParams(output=True, prompt_start=0, top=2, token_ids=(9,))

@@ -105,6 +105,16 @@ class PrefixCache(abc.ABC):
         """
 
     @abc.abstractmethod
+    def discard(self, node: NodeHandle, keep: int) -> Int32Array:
+        """Drop the prefix that ends in ``node``, but for its first ``keep`` tokens and whatever someone still uses.
+
+        For KV that is not to be trusted.
+
+        Returns:
+            Slots that are the caller's to give back, whole pages.
+        """
+
+    @abc.abstractmethod
     def held_slots(self) -> Int32Array:
         """Every slot that the cache holds, for checks."""
 
@@ -148,6 +158,10 @@ class NoPrefixCache(PrefixCache):
 
     def evict(self, num_tokens: int) -> Int32Array:
         """Free nothing."""
+        return NO_SLOTS
+
+    def discard(self, node: NodeHandle, keep: int) -> Int32Array:
+        """Drop nothing."""
         return NO_SLOTS
 
     def held_slots(self) -> Int32Array:

@@ -152,6 +152,16 @@ class RadixTree(PrefixCache):
             self._remove(node)
         return _concatenate(freed)
 
+    def discard(self, node: NodeHandle, keep: int) -> Int32Array:
+        """Drop unlocked leaves from ``node`` towards the root, down to ``keep`` tokens."""
+        freed: list[Int32Array] = []
+        while node is not None and node.start >= keep and self._can_go(node):
+            parent = node.parent
+            freed.append(node.slots)
+            self._remove(node)
+            node = parent
+        return _concatenate(freed)
+
     # --- checks ---
 
     def held_slots(self) -> Int32Array:

@@ -121,7 +121,7 @@ class State:
         return self.settings.num_slots - self.memory.available_tokens
 
     def finish(self, request: Request, reason: FinishReason, keep: bool = True) -> None:
-        """End a request, wherever it is. With ``keep`` its KV stays in the cache."""
+        """End a request, wherever it is. With ``keep`` its KV stays in the cache, else it is not to be trusted."""
         if request.state in (RequestState.WAITING, RequestState.GRAMMAR):
             self.waiting.remove(request)
         elif request.row:
