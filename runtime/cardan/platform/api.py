@@ -90,7 +90,7 @@ class Platform(abc.ABC):
         return ()
 
     def recommend(self, facts: ModelFacts, device: DeviceInfo) -> Mapping[str, Recommendation]:
-        """Values for neutral settings such as ``chunked_prefill_size``, ``page_size``, ``dtype``, ``attention_backend``."""
+        """Values for neutral settings, such as ``chunked_prefill_size``, ``page_size`` and ``dtype``."""
         return {}
 
     @abc.abstractmethod
