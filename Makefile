@@ -1,4 +1,4 @@
-# demo · test · test-more · check · conform · bench · docs
+# demo · test · test-more · check · conform · bench · mac-check · docs
 #
 # Everything is installed into .venv; models are kept in .cardan. Nothing else of the machine is touched.
 
@@ -10,22 +10,34 @@ PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check -c constrain
 export CARDAN_CACHE ?= $(CURDIR)/.cardan
 export CARDAN_TEST_MODELS ?= $(CARDAN_CACHE)/models
 
+# On Apple silicon everything runs on MLX and no torch is installed: tests that need it are skipped, and say so.
+UNAME ?= $(shell uname -sm)
+ifeq ($(UNAME),Darwin arm64)
+PLATFORM := mlx
+TESTED := mlx,test
+PORTABLE := not gpu and not npu and not peers
+else
+PLATFORM := cpu
+TESTED := cpu,mlx,test,test-torch
+PORTABLE := not gpu and not npu and not metal and not peers
+endif
+P ?= $(PLATFORM)
+
 # One process a core, one thread each; a file stays in one process, so that its fixtures are made once.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile
-P ?= cpu
 
-PORTABLE := not gpu and not npu and not metal and not peers
+.PHONY: demo test test-more check conform bench mac-check docs clean
 
-.PHONY: demo test test-more check conform bench docs clean
-
-demo: $(VENV)/installed-cpu
+demo: $(VENV)/installed-$(PLATFORM)
 	@$(BIN)/python examples/demo.py
 
 test: $(VENV)/installed-test $(CARDAN_CACHE)/fetched
 	$(PYTEST) -m "not slow and $(PORTABLE)"
 
+# The slow ones, and what every server must do, on MLX and a tiny model.
 test-more: $(VENV)/installed-test $(CARDAN_CACHE)/fetched
 	$(PYTEST) -m "slow and $(PORTABLE)"
+	CARDAN_TEST_SERVER_ENGINES=mlx $(PYTEST) tests/server -k "[mlx" -m "not slow"
 
 check: $(VENV)/installed-check
 	$(BIN)/ruff format --check .
@@ -34,13 +46,17 @@ check: $(VENV)/installed-check
 	$(BIN)/lint-imports
 	$(BIN)/python -m pytest -q tests/test_house.py
 
-# What every platform has to get right, on the one that P names; another than cpu brings an extra of its name.
+# What every platform has to get right, on the one that P names; one that is not installed yet brings an extra of its name.
 conform: $(VENV)/installed-test
-	$(if $(filter-out cpu null,$(P)),@$(PIP) -e '.[$(P)]')
+	$(if $(filter-out $(PLATFORM) null,$(P)),@$(PIP) -e '.[$(P)]')
 	$(BIN)/cardan conform --platform $(P)
 
 bench: $(VENV)/installed-bench $(CARDAN_CACHE)/fetched
 	$(BIN)/python benchmarks/transformers_parity.py
+
+# On a Mac: conformance, greedy tokens and times, kept in docs/evidence/.
+mac-check: $(VENV)/installed-test $(CARDAN_CACHE)/fetched
+	$(BIN)/python benchmarks/mac_check.py
 
 docs: $(VENV)/installed-test
 	$(BIN)/python docs/generate.py
@@ -53,21 +69,21 @@ $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Cardan needs Python 3.11 or newer; pass make PYTHON=..."; exit 1; }
 	@$(PYTHON) -m venv $(VENV)
 
-$(VENV)/installed-cpu: $(BIN)/python pyproject.toml constraints.txt
-	@echo "Installing Cardan with its CPU platform into $(VENV) ..."
-	@$(PIP) -e '.[cpu]'
+$(VENV)/installed-$(PLATFORM): $(BIN)/python pyproject.toml constraints.txt
+	@echo "Installing Cardan with its platform $(PLATFORM) into $(VENV) ..."
+	@$(PIP) -e '.[$(PLATFORM)]'
 	@touch $@
 
 $(VENV)/installed-test: $(BIN)/python pyproject.toml constraints.txt
-	@$(PIP) -e '.[cpu,mlx,test]'
+	@$(PIP) -e '.[$(TESTED)]'
 	@touch $@
 
 $(VENV)/installed-check: $(BIN)/python pyproject.toml constraints.txt
-	@$(PIP) -e '.[cpu,mlx,test,check]'
+	@$(PIP) -e '.[cpu,mlx,test,test-torch,check]'
 	@touch $@
 
 $(VENV)/installed-bench: $(BIN)/python pyproject.toml constraints.txt
-	@$(PIP) -e '.[cpu,test,bench]'
+	@$(PIP) -e '.[cpu,test,test-torch,bench]'
 	@touch $@
 
 $(CARDAN_CACHE)/fetched: | $(VENV)/installed-test
