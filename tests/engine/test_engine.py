@@ -168,3 +168,37 @@ def test_config_and_options_exclude_each_other():
         Engine(config=EngineConfig(), model="m")
     with pytest.raises(ConfigError, match="Did you mean 'model'"):
         Engine(modell="m")
+
+
+def test_ends_from_many_threads_while_others_ask(start_engine):
+    """Every call ends, with an answer or an error, whatever the moment at which the engine is shut down."""
+    engine = start_engine(platform_options={"step_ms": 1}).engine
+    seen = []
+
+    def ask():
+        while True:
+            try:
+                engine.generate("x", {"max_new_tokens": 3})
+            except EngineDeadError as error:
+                seen.append(str(error))
+                return
+
+    threads = [threading.Thread(target=ask, daemon=True) for _ in range(4)]
+    threads += [threading.Thread(target=engine.shutdown, daemon=True) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+        assert not thread.is_alive()
+    assert seen == ["The engine was shut down."] * 4
+
+
+async def test_an_engine_that_was_shut_down_says_so_to_coroutines(start_engine):
+    engine = start_engine().engine
+    engine.shutdown()
+    with pytest.raises(EngineDeadError, match="was shut down"):
+        await engine.async_generate("x")
+    answers = await engine.async_generate("x", stream=True)
+    with pytest.raises(EngineDeadError, match="was shut down"):
+        async for _ in answers:
+            pass

@@ -12,6 +12,7 @@ import dataclasses
 import itertools
 import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from typing import Any, Self, TypeVar, Unpack
 
 from cardan.config import EngineConfig
@@ -61,6 +62,8 @@ class Engine:
         self._thread = threading.Thread(target=self._loop.run_forever, name="cardan-engine", daemon=True)
         self._thread.start()
         self._closed = False
+        self._gate = threading.Lock()
+        self._ending = threading.Lock()
         try:
             self._frontend = self._run(Frontend.start(config, on_progress))
         except BaseException:
@@ -69,15 +72,20 @@ class Engine:
         atexit.register(self.shutdown)
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
-        if self._closed:
-            work.close()
-            raise EngineDeadError("The engine was shut down.")
-        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        future = self._submit(work)
         try:
             return future.result()
         except BaseException:
             future.cancel()
             raise
+
+    def _submit(self, work: Coroutine[Any, Any, T]) -> Future[T]:
+        """Hand work to the loop, unless no one will be there to end it."""
+        with self._gate:
+            if self._closed:
+                work.close()
+                raise EngineDeadError("The engine was shut down.")
+            return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     def _stop_loop(self) -> None:
         self._closed = True
@@ -138,7 +146,7 @@ class Engine:
         call = native_call(prompt, sampling_params, options, self._frontend.info.sampling_defaults)
         if stream:
             return self._iterate_async(call)
-        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self._collect(call), self._loop))
+        return await asyncio.wrap_future(self._submit(self._collect(call)))
 
     def abort(self, rid: str | None = None) -> None:
         """Abort one request, or all for None."""
@@ -154,12 +162,24 @@ class Engine:
         return {**dataclasses.asdict(self._frontend.info), "stats": dataclasses.asdict(stats)}
 
     def shutdown(self) -> None:
-        """End the processes. Calling it again does nothing."""
-        if self._closed:
-            return
-        atexit.unregister(self.shutdown)
-        self._run(self._frontend.close())
-        self._stop_loop()
+        """End the processes; calls in other threads get an ``EngineDeadError``. Calling it again does nothing."""
+        with self._ending:
+            if self._closed:
+                return
+            atexit.unregister(self.shutdown)
+            with self._gate:
+                self._closed = True
+            asyncio.run_coroutine_threadsafe(self._end_everything(), self._loop).result()
+            self._stop_loop()
+
+    async def _end_everything(self) -> None:
+        """Close the frontend and let those who wait hear of it, before the loop they wait on stops."""
+        await self._frontend.close()
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        if others:
+            _, late = await asyncio.wait(others, timeout=1.0)
+            for task in late:
+                task.cancel()
 
     # --- on the background loop -----------------------------------------------------------------
 
@@ -206,7 +226,7 @@ class Engine:
         answers = self._stream(call)
 
         async def on_loop(work: Coroutine[Any, Any, T]) -> T:
-            return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))
+            return await asyncio.wrap_future(self._submit(work))
 
         try:
             while (answer := await on_loop(_next(answers))) is not None:
