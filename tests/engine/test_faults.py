@@ -188,9 +188,15 @@ def parent(tiny_model):
 def test_children_end_with_their_parent(parent):
     process, pids = parent
     assert len(pids) == 2
+    (folder,) = {Path(path).parent for path in bound_sockets(pids)}
     process.kill()
     process.wait()
     assert gone(pids)
+    assert not folder.exists(), "nobody else could clear it"
+
+
+def bound_sockets(pids):
+    return [link.laddr for pid in pids for link in psutil.Process(pid).net_connections("unix") if link.laddr]
 
 
 def test_children_ignore_signals_to_the_group(parent):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -124,16 +125,22 @@ def child_main(start: dict[str, Any]) -> NoReturn:
         from cardan.engine.detokenizer_process import run
     line = sys.stdin.buffer.readline()
     if not line:
-        os._exit(_ORPHANED)
+        _end_orphaned(Path(start["folder"]))
     config = msgspec.convert(json.loads(line), EngineConfig)
-    threading.Thread(target=_end_with_parent, name="parent-watch", daemon=True).start()
-    code = run(config, Path(start["folder"]))
+    folder = Path(start["folder"])
+    threading.Thread(target=_end_with_parent, args=(folder,), name="parent-watch", daemon=True).start()
+    code = run(config, folder)
     sys.stderr.flush()
     os._exit(code)
 
 
-def _end_with_parent() -> None:
-    """Block until the parent closes the pipe, on purpose or because it is gone."""
+def _end_with_parent(folder: Path) -> None:
+    """Block until the parent closes the pipe, on purpose or because it is gone; then nobody else clears its folder."""
     while os.read(sys.stdin.fileno(), 4096):
         continue
+    _end_orphaned(folder)
+
+
+def _end_orphaned(folder: Path) -> NoReturn:
+    shutil.rmtree(folder, ignore_errors=True)
     os._exit(_ORPHANED)
