@@ -20,6 +20,19 @@ def test_health_and_ready(client: httpx.Client) -> None:
         assert response.json() == {"status": "ok"}
 
 
+def test_a_probe_of_an_engine_that_does_not_answer_has_an_end(start_fake: Any, monkeypatch: Any) -> None:
+    server = start_fake()
+    server.app.state.probe_timeout_s = 0.2
+
+    async def never() -> Any:
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(server.engine, "stats", never)
+    response = server.http.get("/health_generate", timeout=5)
+    assert response.status_code == 503
+    assert response.json() == {"status": "no answer in time"}
+
+
 def test_health_generates_nothing(start_fake: Any) -> None:
     server = start_fake()
     server.http.get("/health")

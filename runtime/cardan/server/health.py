@@ -44,16 +44,28 @@ async def health_generate(request: Request) -> Response:
     """Generate one token. A busy engine that makes progress is healthy, even when the probe times out."""
     state = state_of(request)
     state.check_accepting()
-    before = (await state.engine.stats()).totals.get("generated_tokens", 0)
+    timeout_s = request.app.state.probe_timeout_s
+    before = await _generated_tokens(state, timeout_s)
+    if before is None:
+        return JsonResponse({"status": "no answer in time"}, status_code=503)
     try:
-        async with asyncio.timeout(request.app.state.probe_timeout_s):
+        async with asyncio.timeout(timeout_s):
             await answer(request, _probe(state))
     except TimeoutError:
-        after = (await state.engine.stats()).totals.get("generated_tokens", 0)
-        if after > before:
+        after = await _generated_tokens(state, timeout_s)
+        if after is not None and after > before:
             return JsonResponse({"status": "busy", "generated_tokens": after - before})
         return JsonResponse({"status": "no token in time"}, status_code=503)
     return JsonResponse({"status": "ok"})
+
+
+async def _generated_tokens(state: ServerState, timeout_s: float) -> int | None:
+    """Tokens that the engine has generated so far, or None when it does not even answer that."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            return (await state.engine.stats()).totals.get("generated_tokens", 0)
+    except TimeoutError:
+        return None
 
 
 async def _probe(state: ServerState) -> None:
