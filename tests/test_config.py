@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import fields
 from pathlib import Path
@@ -152,6 +153,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"scheduler": SchedulerConfig(max_running_requests=0)}, "--max-running-requests must be above 0"),
     ({"scheduler": SchedulerConfig(max_queued_requests=0)}, "--max-queued-requests must be above 0"),
     ({"scheduler": SchedulerConfig(schedule_conservativeness=0.0)}, "--schedule-conservativeness must be above 0"),
+    ({"scheduler": SchedulerConfig(schedule_conservativeness=math.nan)}, "--schedule-conservativeness must be above 0"),
+    ({"server": ServerConfig(drain_timeout_s=math.nan)}, "--drain-timeout-s must be 0 or more"),
     ({"platform": PlatformConfig(tp_size=0)}, "--tp-size must be above 0"),
     ({"server": ServerConfig(stream_interval=0)}, "--stream-interval must be above 0"),
     ({"server": ServerConfig(max_body_bytes=0)}, "--max-body-bytes must be above 0"),

@@ -199,14 +199,14 @@ def _check_ranges(config: EngineConfig) -> None:
         ("--max-body-bytes", server.max_body_bytes),
     ]
     for flag, value in positive:
-        if value is not None and value <= 0:
+        if value is not None and not value > 0:
             raise ConfigError(f"{flag} must be above 0, got {value}.")
     chunk = scheduler.chunked_prefill_size
     if chunk is not None and chunk != -1 and chunk <= 0:
         raise ConfigError(f"--chunked-prefill-size must be above 0, or -1 for no chunking, got {chunk}.")
     if scheduler.prefill_decode_interval < 0:
         raise ConfigError(f"--prefill-decode-interval must be 0 or more, got {scheduler.prefill_decode_interval}.")
-    if server.drain_timeout_s < 0:
+    if not server.drain_timeout_s >= 0:
         raise ConfigError(f"--drain-timeout-s must be 0 or more, got {server.drain_timeout_s}.")
     if not 0 <= server.port <= 65535:
         raise ConfigError(f"--port must be between 0 and 65535, got {server.port}.")
