@@ -11,8 +11,9 @@ import pytest
 import torch
 
 from cardan.errors import ConfigError, UnsupportedError
-from cardan.platform import DeviceInfo, Evidence, Feature, LinearSpec, Memory, SharedMemoryPolicy, host_memory
+from cardan.platform import DeviceInfo, Evidence, Feature, LinearSpec, Memory, SharedMemoryPolicy, Support, host_memory
 from cardan.platform.cgroups import cpu_quota, memory_limit
+from cardan.quantization import AFFINE_FORMATS, BLOCK_FORMATS
 from cardan.types import TensorView
 from cardan_cpu import platform
 from cardan_cpu.cpu_platform import _recommended_dtype
@@ -233,6 +234,16 @@ def test_dense_views_are_joined_in_the_type_of_activations(fmt: str) -> None:
     assert torch.equal(packed.weight, tensor.float())
     assert packed.num_bytes == 80
     assert torch.equal(packed.gather(torch.tensor([4, 0], dtype=torch.int32)), tensor.float()[[4, 0]])
+
+
+def test_every_format_of_weights_has_an_answer() -> None:
+    """Weights that no GEMM takes are widened, and the plan says why."""
+    capabilities = platform.capabilities(platform.devices()[0])
+    for fmt in ("F32", "F16", "BF16", *BLOCK_FORMATS, *AFFINE_FORMATS):
+        answer = capabilities.get(f"weights:{fmt}")
+        assert answer.support is not Support.UNSUPPORTED, fmt
+        assert answer.reason
+    assert capabilities.get("weights:AFFINE4_64_F16").reason == "no GEMM here takes affine groups"
 
 
 def test_refuses_block_formats_and_wrong_numbers_of_rows() -> None:

@@ -32,6 +32,9 @@ SCORE = 10
 
 DENSE_FORMATS = ("F32", "F16", "BF16")
 BLOCK_FORMATS = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K")
+AFFINE_FORMATS = tuple(
+    f"AFFINE{bits}_{group}_{scale}" for bits in (4, 8) for group in (32, 64, 128) for scale in ("F16", "BF16", "F32")
+)
 DTYPES = ("bfloat16", "float32", "float16")
 PAGE_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
@@ -158,6 +161,8 @@ def _features(host: Host) -> dict[str, Capability]:
         features[f"weights:{fmt}"] = native("converted to the type of the activations")
     for fmt in BLOCK_FORMATS:
         features[f"weights:{fmt}"] = emulated("no GEMM here takes block formats")
+    for fmt in AFFINE_FORMATS:
+        features[f"weights:{fmt}"] = emulated("no GEMM here takes affine groups")
     return features
 
 
