@@ -233,6 +233,7 @@ def test_factors_of_frequencies_are_handed_on(tiny_gguf: Callable[..., Path]) ->
 
 def test_the_factors_are_those_that_llama3_scaling_divides_by(tiny_gguf: Callable[..., Path]) -> None:
     """The factor tensor, as converters compute it, turns plain frequencies into those of transformers."""
+    pytest.importorskip("torch", reason="transformers computes its frequencies with torch")
     scaling = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
     scaling |= {"original_max_position_embeddings": 128, "rope_theta": 50000.0}
     llama = transformers.LlamaConfig(hidden_size=64, num_attention_heads=4, rope_parameters=scaling)
