@@ -131,6 +131,15 @@ def test_text_that_cannot_fit_is_not_tokenized(client: httpx.Client, path: str, 
     assert_serves(client)
 
 
+def test_ids_that_cannot_fit_are_not_looked_at(client: httpx.Client) -> None:
+    for route, name in (("/v1/completions", "prompt"), ("/generate", "input_ids")):
+        response = client.post(route, json={name: [1] * 500_000 + [10**9]})
+        assert response.status_code == 400
+        assert response.json()["error"]["code"] == "context_length_exceeded"
+        assert "500001 token" in response.json()["error"]["message"]
+    assert_serves(client)
+
+
 def test_text_that_is_too_long_by_its_tokens(client: httpx.Client) -> None:
     response = client.post("/generate", json={"text": "word " * 2000})
     assert response.status_code == 400

@@ -124,6 +124,7 @@ async def _stream(state: ServerState, native: _Native) -> AsyncGenerator[Any, No
 
 def _build(state: ServerState, body: GenerateBody) -> _Native:
     _check_count(body)
+    state.check_ids_length(body.input_ids, "input_ids")
     options = cast(
         "NativeOptions",
         {

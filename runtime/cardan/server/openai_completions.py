@@ -73,6 +73,7 @@ async def completions(request: Request) -> Response:
     body = parse_body(CompletionBody, data, COMPLETION_REFUSED)
     state.check_model(body.model)
     state.check_scheduling(body.priority, body.routing_key)
+    state.check_ids_length(body.prompt, "prompt")
     prompts = _read_prompts(body.prompt, state.engine.info.vocab_size)
     stream_usage = body.include_usage()
     completion = _Completion(state, body, _build_job(state, body, prompts), _echoed(state, body, prompts), stream_usage)

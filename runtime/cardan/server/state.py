@@ -98,6 +98,20 @@ class ServerState:
                 code="unsupported_parameter",
             )
 
+    def check_ids_length(self, value: object, param: str) -> None:
+        """Refuse a single prompt of ids that cannot fit, before time is spent on looking at each of them.
+
+        Raises:
+            PromptTooLongError: it has more entries than a prompt may have tokens.
+        """
+        most_tokens = self.engine.info.max_input_tokens
+        if self.config.scheduler.allow_auto_truncate or not isinstance(value, list) or len(value) <= most_tokens:
+            return
+        if isinstance(value[0], int):
+            raise PromptTooLongError(
+                f"The prompt has {len(value)} token ids. At most {most_tokens} fit. Shorten the prompt.", param=param
+            )
+
     def check_text(self, text: str, param: str) -> None:
         """Refuse a text that cannot fit, however well it tokenizes, before time is spent on tokenizing it.
 
