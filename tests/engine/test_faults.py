@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from cardan.errors import (
     MemoryPlanError,
     ModelNotFoundError,
     PlatformNotFoundError,
+    RequestError,
     UnsupportedModelError,
 )
 from cardan.types import SamplingParams
@@ -252,3 +254,22 @@ def test_open_requests_hear_of_a_shutdown(start_engine):
     started.run(shut_down_under(started.frontend))
     with pytest.raises(EngineDeadError, match="was shut down"):
         list(stream)
+
+
+@pytest.mark.parametrize("field", ["rid", "cache_salt", "routing_key", "stop"])
+def test_text_that_no_encoding_holds_is_refused_and_leaves_nothing(start_engine, field):
+    started = start_engine()
+    wrong = "half \ud800"
+    options = {"sampling_params": {"stop": [wrong]}} if field == "stop" else {field: wrong}
+    with pytest.raises(RequestError, match="half of a surrogate pair"):
+        started.engine.generate("x", **options)
+    assert started.frontend._requests.rids == []
+
+
+@pytest.mark.parametrize(("folder", "advice"), [("missing", "can be written"), ("d" * 100, "a shorter one")])
+def test_a_folder_that_cannot_hold_sockets(null_config, tmp_path, monkeypatch, folder, advice):
+    if folder != "missing":
+        (tmp_path / folder).mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / folder))
+    with pytest.raises(ConfigError, match=f"Set TMPDIR to .*{advice}"):
+        Engine(config=null_config())

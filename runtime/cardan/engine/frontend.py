@@ -44,7 +44,7 @@ from cardan.engine.messages import (
 from cardan.engine.model_files import load_model_tokenizer
 from cardan.engine.open_requests import OpenRequest, OpenRequests
 from cardan.engine.validation import RequestLimits, check_prompt, check_request
-from cardan.errors import CardanError, EngineDeadError, QueueFullError
+from cardan.errors import CardanError, ConfigError, EngineDeadError, QueueFullError, RequestError
 from cardan.scheduler.limits import prompt_too_long
 from cardan.text.tokenizer import Tokenizer
 
@@ -56,6 +56,8 @@ _LONG_TEXT_CHARACTERS = 4096
 """Longer texts are tokenized beside the event loop."""
 _GRACE_S = 5.0
 """How long children may take to end when they are told to."""
+_LONGEST_FOLDER = 103 - len("/detokenizer")
+"""Longest name of the sockets' folder, in bytes: addresses of sockets have at most 103 on macOS, 107 on Linux."""
 _DEATH_NOTE_S = 0.3
 """How long to wait for a dead child's last words."""
 
@@ -73,7 +75,7 @@ class Frontend:
         self._config = config
         self._on_progress = on_progress
         self._loop = asyncio.get_running_loop()
-        self._folder = Path(tempfile.mkdtemp(prefix="cardan-"))
+        self._folder = _socket_folder()
         self._context = zmq.Context()
         self._inbox = open_inbox(zmq.asyncio.Context.shadow(self._context), self._folder, FRONTEND_INBOX)
         self._to_scheduler = Outbox(self._context, self._folder, SCHEDULER_INBOX)
@@ -232,8 +234,15 @@ class Frontend:
         self._check_length(prompt_ids)
         check_prompt(request, prompt_ids, self._limits)
         opened, messages = self._requests.open(request, prompt_ids, arrival_s)
-        for message in messages:
-            self._send(message)
+        try:
+            for message in messages:
+                self._send(message)
+        except UnicodeEncodeError as error:
+            self._requests.close(opened)  # all choices hold the same texts, so none was sent
+            raise RequestError(
+                f"A text of the request holds half of a surrogate pair ({error.object[:20]!r}), which no encoding can "
+                "hold. Send valid Unicode as rid, cache_salt, routing_key, stop and stop_regex."
+            ) from error
         return opened
 
     def _check_taking(self) -> None:
@@ -370,6 +379,22 @@ class Frontend:
             self._dead.set_result(dead)
             for child in self._children:
                 child.kill()
+
+
+def _socket_folder() -> Path:
+    try:
+        folder = Path(tempfile.mkdtemp(prefix="cardan-"))
+    except OSError as error:
+        raise ConfigError(
+            f"No folder for the engine's sockets can be made: {error}. Set TMPDIR to a folder that can be written."
+        ) from error
+    if len(bytes(folder)) > _LONGEST_FOLDER:
+        folder.rmdir()
+        raise ConfigError(
+            f"The folder for the engine's sockets, {folder}, has too long a name: the system takes at most "
+            f"{_LONGEST_FOLDER} bytes. Set TMPDIR to a shorter one, such as /tmp."
+        )
+    return folder
 
 
 def _failure(message: Failed) -> CardanError:
