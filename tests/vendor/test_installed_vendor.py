@@ -8,7 +8,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,16 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
+
+
+def wait_ready(process: subprocess.Popen[bytes], client: httpx.Client) -> None:
+    for _ in range(600):
+        assert process.poll() is None, process.stdout.read().decode() if process.stdout else ""
+        with suppress(httpx.TransportError):
+            if client.get("/ready").status_code == 200:
+                return
+        time.sleep(0.2)
+    pytest.fail("the server was not ready within 120 s")
 
 
 @contextmanager
@@ -39,13 +49,7 @@ def serving(environment: Any, *flags: str) -> Iterator[httpx.Client]:
     )
     try:
         with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=120) as client:
-            for _ in range(600):
-                assert process.poll() is None, process.stdout.read().decode() if process.stdout else ""
-                try:
-                    if client.get("/health").status_code == 200:
-                        break
-                except httpx.TransportError:
-                    time.sleep(0.2)
+            wait_ready(process, client)
             yield client
     finally:
         process.terminate()

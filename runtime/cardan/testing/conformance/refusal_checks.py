@@ -92,6 +92,7 @@ BESIDE_THE_PLAN: Mapping[str, str] = {
     "model.chat_template": "read by the tokenizer",
     "model.served_model_name": "read by the server",
     "model.revision": "read by the download",
+    "model.sampling_defaults": "a setting of the plan that states values of request fields",
     "model.random_weights": "read where the checkpoint is opened",
     "platform.platform": "says which platform",
     "platform.options": "tried by the check of the platform's own options",
