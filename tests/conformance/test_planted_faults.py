@@ -11,6 +11,8 @@ from cardan.platform import Capability
 from cardan.testing.conformance import PARTS, Status, Subject, run_suite
 from cardan_cpu.cpu_platform import CpuPlatform
 
+pytestmark = pytest.mark.slow
+
 PARTS_TRIED = tuple(part for part in PARTS if part != "end_to_end")
 
 
