@@ -52,6 +52,7 @@ conform: $(VENV)/installed-test
 	$(BIN)/cardan conform --platform $(P)
 
 bench: $(VENV)/installed-bench $(CARDAN_CACHE)/fetched
+	$(BIN)/python benchmarks/scheduling.py
 	$(BIN)/python benchmarks/transformers_parity.py
 
 # On a Mac: conformance, greedy tokens and times, kept in docs/evidence/.

