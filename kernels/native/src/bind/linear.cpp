@@ -1,0 +1,65 @@
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include "bind/bind.h"
+#include "ops/linear.h"
+
+namespace cardan_native {
+namespace {
+
+using Bytes = nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
+bool takes_int8(const std::string& activations) {
+  if (activations != "int8" && activations != "float")
+    throw std::invalid_argument("pack_linear: activations must be int8 or float, got '" + activations + "'");
+  return activations == "int8";
+}
+
+Weight pack_linear(const std::string& format, const std::vector<Bytes>& parts, const std::vector<int64_t>& rows,
+                   int64_t in_features, const std::string& dtype, const Tensor* bias, const std::string& activations) {
+  if (parts.size() != rows.size())
+    throw std::invalid_argument("pack_linear: " + std::to_string(parts.size()) + " parts need as many counts of rows, got " +
+                                std::to_string(rows.size()));
+  PackRequest request;
+  request.format = format;
+  request.columns = in_features;
+  request.dtype = dtype_of(dtype);
+  request.int8_activations = takes_int8(activations);
+  request.bias = bias;
+  for (size_t i = 0; i < parts.size(); ++i)
+    request.parts.push_back({parts[i].data(), static_cast<int64_t>(parts[i].size()), rows[i]});
+  const nb::gil_scoped_release unlocked;
+  return pack(request);
+}
+
+}  // namespace
+
+void bind_linear(nb::module_& module) {
+  nb::class_<PackedLinear>(module, "PackedLinear", "A weight as the kernels of linears read it.")
+      .def_prop_ro("num_bytes", &PackedLinear::num_bytes, "Bytes of codes, scales and bias.")
+      .def_prop_ro("rows", [](const PackedLinear& x) { return x.rows; }, "Output features.")
+      .def_prop_ro("columns", [](const PackedLinear& x) { return x.columns; }, "Inner features.")
+      .def_prop_ro("int8_activations", [](const PackedLinear& x) { return x.int8_activations; },
+                   "Whether activations are quantized before they are multiplied.");
+  module.def("packable_formats", &packable_formats, "Names of the formats that pack_linear takes.");
+  module.def("pack_linear", &pack_linear, nb::arg("format"), nb::arg("parts"), nb::arg("rows"), nb::arg("in_features"),
+             nb::arg("dtype"), nb::arg("bias") = nb::none(), nb::arg("activations") = "float",
+             "Pack the rows of all parts, uint8 arrays in one format, for activations of a type.");
+  module.def("linear", [](const Tensor& x, const Weight& weight) { return linear("linear", x, weight, nullptr, x.dtype); },
+             nb::arg("x"), nb::arg("weight"), Unlocked(), "x @ weight.T + bias, in the type of x.");
+  module.def("linear_add", [](const Tensor& x, const Weight& weight, const Tensor& residual) {
+               return linear("linear_add", x, weight, &residual, x.dtype);
+             },
+             nb::arg("x"), nb::arg("weight"), nb::arg("residual"), Unlocked(),
+             "residual + x @ weight.T + bias, rounded once.");
+  module.def("linear_float32", [](const Tensor& x, const Weight& weight) {
+               return linear("linear_float32", x, weight, nullptr, DType::kF32);
+             },
+             nb::arg("x"), nb::arg("weight"), Unlocked(), "As linear, in float32.");
+  module.def("gather_rows", &gather_weight_rows, nb::arg("weight"), nb::arg("ids"), Unlocked(),
+             "Rows of the weight, in the type of its activations.");
+}
+
+}  // namespace cardan_native

@@ -1,0 +1,170 @@
+// Products of float activations with weights widened to float32.
+//
+// Dense weights are summed in the order of the inner elements whatever the number of rows: a row's result does not
+// depend on how many others there are. Weights in groups are too, from three rows on; for one and two, codes are
+// multiplied first and scales afterwards, so that results change in their last bits between two rows and three.
+
+#include <algorithm>
+#include <type_traits>
+
+#include "ops/linear_call.h"
+#include "ops/linear_expand.h"
+#include "ops/linear_float.h"
+
+namespace cardan_native {
+namespace {
+
+// Rows whose products share a row of weights in registers, so that there are about twelve sums.
+constexpr int kTileRows = kLanes == 16 ? 12 : kLanes == 8 ? 6 : 2;
+constexpr int64_t kChunk = 256;     // inner elements widened at a time: 16 KiB, half a first-level cache
+constexpr int64_t kFewDense = 4;    // up to so many rows, dense weights are widened in registers
+constexpr int64_t kFewGrouped = 2;  // and codes
+
+template <int kRows>
+void multiply(const float* weights, int64_t count, const float* x, int64_t stride, float* acc) {
+  vf totals[kRows][kPanelVectors];
+  for (int row = 0; row < kRows; ++row)
+    for (int v = 0; v < kPanelVectors; ++v) totals[row][v] = load(acc + row * kPanel + v * kLanes);
+  for (int64_t at = 0; at < count; ++at, weights += kPanel) {
+    vf weight[kPanelVectors];
+    for (int v = 0; v < kPanelVectors; ++v) weight[v] = load(weights + v * kLanes);
+    for (int row = 0; row < kRows; ++row) {
+      const vf value = splat(x[row * stride + at]);
+      for (int v = 0; v < kPanelVectors; ++v) totals[row][v] = fused(weight[v], value, totals[row][v]);
+    }
+  }
+  for (int row = 0; row < kRows; ++row)
+    for (int v = 0; v < kPanelVectors; ++v) store(acc + row * kPanel + v * kLanes, totals[row][v]);
+}
+
+void multiply_rows(const float* weights, int64_t count, const FloatRows& x, int64_t rows, float* acc) {
+  int64_t row = 0;
+  const auto take = [&]<int kRows>(std::integral_constant<int, kRows>) {
+    for (; row + kRows <= rows; row += kRows)
+      multiply<kRows>(weights, count, x.data + row * x.stride, x.stride, acc + row * kPanel);
+  };
+  take(std::integral_constant<int, kTileRows>{});
+  if constexpr (kTileRows > 4) take(std::integral_constant<int, 4>{});
+  take(std::integral_constant<int, 2>{});
+  take(std::integral_constant<int, 1>{});
+}
+
+void multiply_block(const LinearCall& call, const FloatRows& x, int64_t panel, int64_t first, int64_t last) {
+  alignas(64) float acc[kRowBlock * kPanel], weights[kChunk * kPanel];
+  const int64_t rows = last - first;
+  std::fill(acc, acc + rows * kPanel, 0.0f);
+  for (int64_t column = 0; column < call.weight->columns; column += kChunk) {
+    const int64_t count = std::min(kChunk, call.weight->columns - column);
+    expand_weights(*call.weight, panel, column, count, weights);
+    multiply_rows(weights, count, {x.data + first * x.stride + column, x.stride}, rows, acc);
+  }
+  finish(call, panel, first, rows, acc);
+}
+
+// --- few rows, dense weights: several panels at once, so that no sum waits for itself ---
+
+template <int kRows>
+constexpr int kPanelsTogether = std::max(1, 8 / (kRows * kPanelVectors));
+
+template <int kRows, int kPanels>
+using Totals = vf[kRows][kPanels][kPanelVectors];
+
+template <class T, int kRows, int kPanels>
+inline void add_products(const T* const* panels, int64_t columns, const FloatRows& x, Totals<kRows, kPanels>& totals) {
+  const auto add = [&](int panel, int v, vf weight, int64_t column) {
+    for (int row = 0; row < kRows; ++row)
+      totals[row][panel][v] = fused(weight, splat(x.data[row * x.stride + column]), totals[row][panel][v]);
+  };
+  if constexpr (std::is_same_v<T, bf16>) {
+    for (int64_t column = 0; column < columns; column += 2)
+      for (int panel = 0; panel < kPanels; ++panel)
+        for (int v = 0; v < kPanelVectors; ++v) {
+          const PairOf pair = load_pair(panels[panel] + column * kPanel + v * kLanes * 2);
+          add(panel, v, pair.even, column);
+          if (column + 1 < columns) add(panel, v, pair.odd, column + 1);
+        }
+  } else {
+    for (int64_t column = 0; column < columns; ++column)
+      for (int panel = 0; panel < kPanels; ++panel)
+        for (int v = 0; v < kPanelVectors; ++v)
+          add(panel, v, load(panels[panel] + column * kPanel + v * kLanes), column);
+  }
+}
+
+template <class T, int kRows, int kPanels>
+void multiply_panels(const LinearCall& call, const FloatRows& x, int64_t first) {
+  const T* panels[kPanels];
+  for (int panel = 0; panel < kPanels; ++panel)
+    panels[panel] = reinterpret_cast<const T*>(call.weight->panel_codes(first + panel));
+  Totals<kRows, kPanels> totals = {};
+  const int64_t even = call.weight->columns / 2 * 2;
+  add_products<T, kRows, kPanels>(panels, even, x, totals);
+  if (even < call.weight->columns) {
+    for (const T*& panel : panels) panel += even * kPanel;
+    add_products<T, kRows, kPanels>(panels, 1, {x.data + even, x.stride}, totals);
+  }
+  for (int panel = 0; panel < kPanels; ++panel) {
+    alignas(64) float acc[kRows * kPanel];
+    for (int row = 0; row < kRows; ++row)
+      for (int v = 0; v < kPanelVectors; ++v) store(acc + row * kPanel + v * kLanes, totals[row][panel][v]);
+    finish(call, first + panel, 0, kRows, acc);
+  }
+}
+
+template <class T, int kRows>
+void multiply_dense(const LinearCall& call, const FloatRows& x, Pool& pool) {
+  constexpr int kPanels = kPanelsTogether<kRows>;
+  const int64_t panels = call.weight->panels(), bundles = (panels + kPanels - 1) / kPanels;
+  pool.parallel(bundles, pool.even_grain(bundles, 8), [&](int64_t first, int64_t last) {
+    for (int64_t panel = first * kPanels; panel < std::min(last * kPanels, panels);) {
+      if (panel + kPanels <= panels) {
+        multiply_panels<T, kRows, kPanels>(call, x, panel);
+        panel += kPanels;
+      } else {
+        multiply_panels<T, kRows, 1>(call, x, panel++);
+      }
+    }
+  });
+}
+
+template <class T>
+void few_dense_rows(const LinearCall& call, const FloatRows& x, Pool& pool) {
+  switch (call.x.rows) {
+    case 1:
+      return multiply_dense<T, 1>(call, x, pool);
+    case 2:
+      return multiply_dense<T, 2>(call, x, pool);
+    case 3:
+      return multiply_dense<T, 3>(call, x, pool);
+    default:
+      return multiply_dense<T, 4>(call, x, pool);
+  }
+}
+
+bool few_rows(const LinearCall& call, const FloatRows& x, Pool& pool) {
+  const Codes codes = call.weight->codes;
+  if (call.weight->grouped()) {
+    if (call.x.rows > kFewGrouped) return false;
+    linear_float_grouped(call, x, pool);
+    return true;
+  }
+  if (call.x.rows > kFewDense || codes == Codes::kE4M3 || codes == Codes::kE5M2) return false;
+  if (codes == Codes::kF32)
+    few_dense_rows<float>(call, x, pool);
+  else if (codes == Codes::kBF16)
+    few_dense_rows<bf16>(call, x, pool);
+  else
+    few_dense_rows<f16>(call, x, pool);
+  return true;
+}
+
+}  // namespace
+
+void linear_float(const LinearCall& call, Pool& pool) {
+  const FloatRows x = widen_rows_of(call, pool);
+  if (few_rows(call, x, pool)) return;
+  for_each_block(call, pool,
+                 [&](int64_t panel, int64_t first, int64_t last) { multiply_block(call, x, panel, first, last); });
+}
+
+}  // namespace cardan_native

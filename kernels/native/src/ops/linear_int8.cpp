@@ -1,0 +1,244 @@
+// Products with activations quantized to int8: integers within a unit (32 inner elements, or 16 where scales are that
+// close), float32 between units, in the same order whatever the number of rows.
+
+#include <algorithm>
+#include <type_traits>
+
+#include "ops/linear_call.h"
+#include "ops/linear_expand.h"
+#include "ops/linear_lines.h"
+#include "ops/linear_tiles.h"
+
+namespace cardan_native {
+namespace {
+
+constexpr int kMostRows = kDotFour ? 8 : 4;  // that share a line of codes in registers
+constexpr int64_t kChunk = 1024;             // inner elements whose codes and scales are made ready at a time
+constexpr int64_t kChunkUnits = kChunk / 16;
+
+// Up to how many rows codes are taken apart in registers; from there on once for all rows, into the first-level cache.
+constexpr int64_t kFewRows = kMostRows;
+
+// One piece of a panel, its scales made ready.
+struct Piece {
+  const uint8_t* codes;
+  int64_t groups;
+  const float *scales, *minimums;
+};
+
+template <int kRows>
+using Sums = vi[kRows][kPanelVectors];
+
+// Adds the products of four lines, 16 inner elements, for each row.
+template <Codes kCodes, bool kExpanded, int kRows>
+inline void add_lines(const uint8_t* group, int first, const int8_t* x, int64_t stride, Sums<kRows>& sums) {
+  constexpr Codes kStored = kExpanded ? Codes::kByte : kCodes;
+#if defined(__AVX512VNNI__)
+  // Two chains where rows are few: one would wait for itself.
+  Sums<kRows> others = {};
+#pragma GCC unroll 4
+  for (int step = first; step < first + 4; ++step) {
+    const Line line = load_line<kStored>(group, step);
+    for (int row = 0; row < kRows; ++row) {
+      const vw values = broadcast_four(x + row * stride + 4 * step);
+      for (int v = 0; v < kPanelVectors; ++v) {
+        vi& sum = kRows <= 2 && step % 2 ? others[row][v] : sums[row][v];
+        sum = dot_four(sum, line.part[v], values);
+      }
+    }
+  }
+  if constexpr (kRows <= 2)
+    for (int row = 0; row < kRows; ++row)
+      for (int v = 0; v < kPanelVectors; ++v) sums[row][v] += others[row][v];
+#else
+  // Sums of two products of 4-bit codes are at most 3,810: eight of them fit 16 bits, and four of 5-bit codes, two of
+  // 6-bit ones. Codes of 8 bits are taken as two of 4.
+  constexpr bool kSplit = kCodes == Codes::kByte;
+  constexpr int kStepsThatFit = kCodes == Codes::kSix ? 2 : 4;
+  vw low[kRows][kPanelVectors] = {}, high[kRows][kPanelVectors] = {};
+#pragma GCC unroll 4
+  for (int step = first; step < first + 4; ++step) {
+    const Line line = load_line<kStored>(group, step);
+    for (int row = 0; row < kRows; ++row) {
+      const vw values = broadcast_four(x + row * stride + 4 * step);
+      for (int v = 0; v < kPanelVectors; ++v) {
+        low[row][v] += dot_two(kSplit ? line.part[v] & 0x0f0f : line.part[v], values);
+        if constexpr (kSplit) high[row][v] += dot_two(line.part[v] >> 4 & 0x0f0f, values);
+        if (kStepsThatFit == 2 && step % 2) {
+          sums[row][v] = fold(sums[row][v], low[row][v], 1);
+          low[row][v] = vw{};
+        }
+      }
+    }
+  }
+  if constexpr (kStepsThatFit == 4)
+    for (int row = 0; row < kRows; ++row)
+      for (int v = 0; v < kPanelVectors; ++v) {
+        sums[row][v] = fold(sums[row][v], low[row][v], 1);
+        if constexpr (kSplit) sums[row][v] = fold(sums[row][v], high[row][v], 16);
+      }
+#endif
+}
+
+// totals += what the sums of one unit stand for.
+template <bool kMinimums, int kRows>
+inline void add_unit(const Piece& piece, int64_t unit, int64_t group, const Int8Rows& x, const Sums<kRows>& sums,
+                     vf (&totals)[kRows][kPanelVectors]) {
+  for (int row = 0; row < kRows; ++row) {
+    const vf step = splat(x.scales[row * x.scale_stride + group]);
+    for (int v = 0; v < kPanelVectors; ++v) {
+      const vf scale = load(piece.scales + unit * kPanel + v * kLanes) * step;
+      totals[row][v] = fused(__builtin_convertvector(sums[row][v], vf), scale, totals[row][v]);
+      if constexpr (kMinimums) {
+        const float sum = static_cast<const float*>(x.sums)[row * x.sum_stride + unit];
+        totals[row][v] = fused(load(piece.minimums + unit * kPanel + v * kLanes), splat(sum), totals[row][v]);
+      }
+    }
+  }
+}
+
+// acc[rows][16] += one piece of a panel times kRows rows.
+template <Codes kCodes, bool kExpanded, int kUnits, bool kMinimums, int kRows>
+void multiply(const Piece& piece, const Int8Rows& x, float* acc) {
+  vf totals[kRows][kPanelVectors];
+  for (int row = 0; row < kRows; ++row)
+    for (int v = 0; v < kPanelVectors; ++v) totals[row][v] = load(acc + row * kPanel + v * kLanes);
+  const uint8_t* codes = piece.codes;
+  const int8_t* values = x.codes;
+  for (int64_t group = 0; group < piece.groups; ++group, values += kGroup) {
+#pragma GCC unroll 2
+    for (int part = 0; part < kUnits; ++part) {
+      const int64_t unit = group * kUnits + part;
+      Sums<kRows> sums;
+      for (int row = 0; row < kRows; ++row) {
+        const int32_t start = kMinimums ? 0 : static_cast<const int32_t*>(x.sums)[row * x.sum_stride + unit];
+        for (int v = 0; v < kPanelVectors; ++v) sums[row][v] = splat_int(start);
+      }
+#pragma GCC unroll 2
+      for (int half = 0; half < 2 / kUnits; ++half)
+        add_lines<kCodes, kExpanded, kRows>(codes, 4 * (part + half), values, x.code_stride, sums);
+      add_unit<kMinimums, kRows>(piece, unit, group, x, sums, totals);
+    }
+    codes += group_bytes(kExpanded ? Codes::kByte : kCodes);
+  }
+  for (int row = 0; row < kRows; ++row)
+    for (int v = 0; v < kPanelVectors; ++v) store(acc + row * kPanel + v * kLanes, totals[row][v]);
+}
+
+#if defined(__AMX_INT8__)
+
+// As multiply, for 16 rows: one tile for the activations of a unit, one for its codes, one for the sums.
+template <int kUnits, bool kMinimums>
+void multiply_tile(const Piece& piece, const Int8Rows& x, float* acc) {
+  constexpr int64_t kUnit = kGroup / kUnits;
+  static_assert(kPanelVectors == 1);
+  const TileScope scope{{kTileRows, kTileBytes}, {kTileRows, kUnit}, {kUnit / 4, kTileBytes}};
+  vf totals[kTileRows][kPanelVectors];
+  for (int row = 0; row < kTileRows; ++row) totals[row][0] = load(acc + row * kPanel);
+  for (int64_t unit = 0; unit < piece.groups * kUnits; ++unit) {
+    alignas(64) Sums<kTileRows> sums;
+    _tile_zero(0);
+    _tile_loadd(1, x.codes + unit * kUnit, x.code_stride);
+    _tile_loadd(2, piece.codes + unit * kUnit * kPanel, kTileBytes);
+    _tile_dpbsud(0, 1, 2);
+    _tile_stored(0, sums, kTileBytes);
+    tiles_see_memory();
+    if constexpr (!kMinimums)
+      for (int row = 0; row < kTileRows; ++row)
+        sums[row][0] += static_cast<const int32_t*>(x.sums)[row * x.sum_stride + unit];
+    add_unit<kMinimums, kTileRows>(piece, unit, unit / kUnits, x, sums, totals);
+  }
+  for (int row = 0; row < kTileRows; ++row) store(acc + row * kPanel, totals[row][0]);
+}
+
+#endif
+
+Int8Rows rows_from(const Int8Rows& x, int64_t row) {
+  Int8Rows out = x;
+  out.codes += row * x.code_stride;
+  out.scales += row * x.scale_stride;
+  out.sums = static_cast<const char*>(x.sums) + row * x.sum_stride * 4;
+  return out;
+}
+
+Int8Rows from_column(const Int8Rows& x, int64_t column, int64_t unit) {
+  Int8Rows out = x;
+  out.codes += column;
+  out.scales += column / kGroup;
+  out.sums = static_cast<const char*>(x.sums) + column / unit * 4;
+  return out;
+}
+
+// All rows of a block: by kMostRows, then by what is left of 4, 2 and 1.
+template <Codes kCodes, bool kExpanded, int kUnits, bool kMinimums>
+void multiply_rows(const Piece& piece, const Int8Rows& x, int64_t rows, float* acc) {
+  int64_t row = 0;
+  const auto take = [&]<int kRows>(std::integral_constant<int, kRows>) {
+    for (; row + kRows <= rows; row += kRows)
+      multiply<kCodes, kExpanded, kUnits, kMinimums, kRows>(piece, rows_from(x, row), acc + row * kPanel);
+  };
+#if defined(__AMX_INT8__)
+  if constexpr (kExpanded)
+    for (; row + kTileRows <= rows; row += kTileRows)
+      multiply_tile<kUnits, kMinimums>(piece, rows_from(x, row), acc + row * kPanel);
+#endif
+  if constexpr (kMostRows >= 8) take(std::integral_constant<int, 8>{});
+  // Codes of 8 bits need twice the registers where they are taken as two.
+  if constexpr (kDotFour || kCodes != Codes::kByte) take(std::integral_constant<int, 4>{});
+  take(std::integral_constant<int, 2>{});
+  take(std::integral_constant<int, 1>{});
+}
+
+using Multiply = void (*)(const Piece&, const Int8Rows&, int64_t, float*);
+
+template <bool kExpanded>
+Multiply choose(const PackedLinear& weight) {
+  switch (weight.codes) {
+    case Codes::kNibble:
+      if (weight.unit() == 32)
+        return weight.has_minimums ? &multiply_rows<Codes::kNibble, kExpanded, 1, true>
+                                   : &multiply_rows<Codes::kNibble, kExpanded, 1, false>;
+      return weight.has_minimums ? &multiply_rows<Codes::kNibble, kExpanded, 2, true>
+                                 : &multiply_rows<Codes::kNibble, kExpanded, 2, false>;
+    case Codes::kFive:
+      return weight.has_minimums ? &multiply_rows<Codes::kFive, kExpanded, 1, true>
+                                 : &multiply_rows<Codes::kFive, kExpanded, 1, false>;
+    case Codes::kSix:
+      return &multiply_rows<Codes::kSix, kExpanded, 2, false>;
+    default:
+      return weight.has_minimums ? &multiply_rows<Codes::kByte, kExpanded, 1, true>
+                                 : &multiply_rows<Codes::kByte, kExpanded, 1, false>;
+  }
+}
+
+// A block of rows times one panel, piece by piece.
+void multiply_block(const LinearCall& call, const Int8Rows& x, int64_t panel, int64_t first, int64_t last,
+                    Multiply kernel) {
+  alignas(64) float acc[kRowBlock * kPanel], scales[kChunkUnits * kPanel], minimums[kChunkUnits * kPanel];
+  alignas(64) uint8_t codes[kChunk * kPanel];
+  const PackedLinear& weight = *call.weight;
+  const bool expanded = call.x.rows > kFewRows;
+  const int64_t rows = last - first, unit = weight.unit();
+  std::fill(acc, acc + rows * kPanel, 0.0f);
+  for (int64_t column = 0; column < weight.columns; column += kChunk) {
+    const int64_t count = std::min(kChunk, weight.columns - column), groups = count / kGroup;
+    expand_scales(weight, panel, column / unit, count / unit, scales, minimums);
+    const uint8_t* from = weight.panel_codes(panel) + column / kGroup * group_bytes(weight.codes);
+    if (expanded) expand_codes(weight, panel, column / kGroup, groups, codes);
+    const Piece piece{expanded ? codes : from, groups, scales, minimums};
+    kernel(piece, from_column(rows_from(x, first), column, unit), rows, acc);
+  }
+  finish(call, panel, first, rows, acc);
+}
+
+}  // namespace
+
+void linear_int8(const LinearCall& call, Pool& pool) {
+  const Int8Rows x = quantize_rows_of(call, pool);
+  const Multiply kernel = call.x.rows > kFewRows ? choose<true>(*call.weight) : choose<false>(*call.weight);
+  for_each_block(call, pool, [&](int64_t panel, int64_t first, int64_t last) {
+    multiply_block(call, x, panel, first, last, kernel);
+  });
+}
+
+}  // namespace cardan_native

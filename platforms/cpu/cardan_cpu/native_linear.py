@@ -1,0 +1,117 @@
+"""Linears by the native kernels, over every format of ``cardan.quantization`` that holds weights, as it is.
+
+It knows no format: which there are, how they lie in memory and how they are multiplied is the native module's affair.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from cardan.errors import UnsupportedError
+from cardan.platform import LinearMethod, LinearSpec, PackedWeight
+from cardan.quantization import format_spec
+from cardan.types import Array, TensorView
+
+ACTIVATIONS = ("int8", "float")
+"""What activations are multiplied as where weights are quantized: rounded to int8 in groups of 32, or as they are."""
+
+
+class NativeWeight(PackedWeight):
+    """A weight in panels of the native module.
+
+    Attributes:
+        packed: the module's ``PackedLinear``.
+    """
+
+    def __init__(self, native: Any, packed: Any) -> None:
+        """Hold ``packed``, which the module ``native`` made."""
+        self._native = native
+        self.packed = packed
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of weight and bias."""
+        return int(self.packed.num_bytes)
+
+    def apply(self, x: Array) -> Array:
+        """See ``PackedWeight.apply``."""
+        return self._native.linear(x, self.packed)
+
+    def apply_add(self, x: Array, residual: Array) -> Array:
+        """``residual + apply(x)``, rounded once."""
+        return self._native.linear_add(x, self.packed, residual)
+
+    def apply_float32(self, x: Array) -> Array:
+        """``apply(x)`` in float32, whatever the type of ``x``."""
+        return self._native.linear_float32(x, self.packed)
+
+    def gather(self, ids: Array) -> Array:
+        """See ``PackedWeight.gather``."""
+        return self._native.gather_rows(self.packed, ids)
+
+
+class NativeLinear(LinearMethod):
+    """GEMMs of the native module.
+
+    Attributes:
+        activations: a member of ``ACTIVATIONS``; dense weights are always multiplied by activations as they are.
+    """
+
+    name = "native"
+
+    def __init__(self, native: Any, activations: str = "float") -> None:
+        """Take the kernels of a loaded variant.
+
+        Raises:
+            UnsupportedError: ``activations`` is none of ``ACTIVATIONS``.
+        """
+        if activations not in ACTIVATIONS:
+            raise UnsupportedError(f"activations must be one of {', '.join(ACTIVATIONS)}, got {activations!r}.")
+        self._native = native
+        self._formats = frozenset(native.packable_formats())
+        self.activations = activations
+
+    @property
+    def formats(self) -> frozenset[str]:
+        """Names of the formats that are taken."""
+        return self._formats
+
+    def claims(self, fmt: str, spec: LinearSpec) -> str | None:
+        """See ``LinearMethod.claims``; formats are taken as they are, and nothing is quantized at load."""
+        if spec.quantize is not None:
+            return f"weights are not quantized at load here, and {spec.quantize} was asked for"
+        if fmt not in self._formats:
+            return f"{fmt} is none of {', '.join(sorted(self._formats))}"
+        block = format_spec(fmt).block_elements
+        if spec.in_features % block:
+            return f"rows of {spec.in_features} are no whole blocks of {block}"
+        return None
+
+    def pack(self, views: Sequence[TensorView], spec: LinearSpec, bias: Array | None) -> PackedWeight:
+        """Rearrange the rows of ``views`` into panels; their bytes are read where they lie.
+
+        F32 weights are rounded to a narrower type of activations; all other formats stay exact.
+
+        Raises:
+            UnsupportedError: a view cannot be taken, formats differ, or rows are missing.
+        """
+        parts, rows, formats = [], [], []
+        for view in views:  # once: the sequence may make each view as it is looked at
+            reason = self.claims(view.dtype, spec)
+            if reason is not None:
+                raise UnsupportedError(f"{view.name} cannot be packed for {spec.name}: {reason}. Widen it first.")
+            formats.append(view.dtype)
+            parts.append(np.frombuffer(view.data, dtype=np.uint8))
+            rows.append(view.num_elements // spec.in_features)
+        if len(set(formats)) != 1:
+            raise UnsupportedError(f"{spec.name} has tensors of {', '.join(formats)}. Pack one format at a time.")
+        if sum(rows) != spec.out_features:
+            raise UnsupportedError(
+                f"{spec.name} needs {spec.out_features} rows, but its tensors have {sum(rows)}. "
+                "Check the model's config."
+            )
+        packed = self._native.pack_linear(formats[0], parts, rows, spec.in_features, spec.dtype, bias, self.activations)
+        return NativeWeight(self._native, packed)
