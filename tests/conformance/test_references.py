@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 import torch
 
+from cardan.platform import ActivationCodes
 from cardan.quantization import FORMATS, dequantize
 from cardan.testing.conformance import TINY_CONFIGS
 from cardan.testing.conformance.attention_bench import dense
 from cardan.testing.conformance.attention_checks import make_layer
-from cardan.testing.conformance.linear_checks import make_view
+from cardan.testing.conformance.linear_checks import activation_bound, half_steps, make_view, weight_bound
 from cardan.testing.conformance.sampler_reference import Knobs, adjust, choose, log_softmax
 from cardan.testing.conformance.tiny_checkpoint import TinyCheckpoint, write_safetensors
 
@@ -99,3 +100,35 @@ def test_drawn_blocks_are_finite_and_of_use(fmt: str) -> None:
     assert values.shape == (6, 2 * spec.block_elements)
     assert np.isfinite(values).all()
     assert 1e-3 < np.abs(values).max() < 16
+
+
+def test_the_bound_on_a_weight_holds_in_bfloat16_and_barely() -> None:
+    view = make_view("Q4_1", 64, 256, np.random.default_rng(3))
+    blocks = np.frombuffer(view.data, np.uint8).reshape(-1, 20)
+    scale, offset = (torch.from_numpy(blocks[:, at : at + 2].copy().view("<f2")).bfloat16() for at in (0, 2))
+    codes = torch.from_numpy(np.concatenate((blocks[:, 4:] & 15, blocks[:, 4:] >> 4), axis=1)).bfloat16()
+    narrow = (codes * scale + offset).double().numpy().reshape(64, 256)
+    exact = dequantize(view).astype(np.float64)
+    excess = np.abs(narrow - exact) / weight_bound(exact, "Q4_1", "bfloat16")
+    assert 0.2 < excess.max() <= 1
+    dense = torch.from_numpy(exact).bfloat16().double().numpy()
+    assert 0.9 < (np.abs(dense - exact) / np.maximum(weight_bound(exact, "F32", "bfloat16"), 1e-30)).max() <= 1
+
+
+def test_the_bound_on_requantized_weights_is_half_a_step() -> None:
+    weight = np.random.default_rng(4).normal(size=(8, 256))
+    groups = weight.reshape(8, 2, 128)
+    least, step = groups.min(axis=2, keepdims=True), np.ptp(groups, axis=2, keepdims=True) / 255
+    moved = np.abs(np.rint((groups - least) / step) * step + least - groups).reshape(8, 256)
+    assert 0.9 < (moved / half_steps(weight)).max() <= 1 + 1e-9
+    coarse = np.abs(np.rint((groups - least) / (2 * step)) * 2 * step + least - groups).reshape(8, 256)
+    assert (coarse / half_steps(weight)).max() > 1.5
+
+
+def test_the_bound_on_quantized_activations_is_half_a_step() -> None:
+    x = np.random.default_rng(5).normal(size=(4, 96))
+    groups = x.reshape(4, 3, 32)
+    step = np.abs(groups).max(axis=2, keepdims=True) / 127
+    moved = np.abs(np.rint(groups / step) * step - groups).reshape(4, 96)
+    assert 0.9 < (moved / activation_bound(x, ActivationCodes(8, 32))).max() <= 1
+    assert (moved / activation_bound(x, ActivationCodes(9, 32))).max() > 1.5

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import platform as host
 from collections.abc import Mapping
+from dataclasses import replace
 from importlib.util import find_spec
 from typing import Any
 
@@ -172,7 +173,7 @@ def _formats(native: Any, emulated: Any) -> dict[str, Capability]:
     for fmt in AFFINE_FORMATS:
         formats[f"weights:{fmt}"] = native("MLX's own affine groups")
     for fmt, why in REQUANTIZED_FORMATS.items():
-        formats[f"weights:{fmt}"] = native(why)
+        formats[f"weights:{fmt}"] = replace(native(why), exact=False)
     for fmt in WIDENED_FORMATS:
         formats[f"weights:{fmt}"] = emulated("MLX has no groups of 16")
     for name, bits in (("mlx_q4", 4), ("mlx_q8", 8)):

@@ -33,6 +33,7 @@ from cardan.platform.model import (
     Source,
 )
 from cardan.platform.ops_device import (
+    ActivationCodes,
     AttentionBackend,
     AttentionMeta,
     CapturedStep,
@@ -48,6 +49,7 @@ from cardan.platform.plan import FormatPlan, Plan, Setting, SettingSource
 
 __all__ = [
     "PLATFORM_API",
+    "ActivationCodes",
     "AttentionBackend",
     "AttentionMeta",
     "Availability",

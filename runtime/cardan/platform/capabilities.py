@@ -58,12 +58,15 @@ class Capability:
         reason: why it is emulated or unsupported, or what implements it.
         evidence: how the answer was verified.
         alternative: what works instead, where something does.
+        exact: for a weight format, whether its weights keep their values; those that a platform packs in another
+            format of its own may not, and the reason says so.
     """
 
     support: Support
     reason: str = ""
     evidence: Evidence = Evidence.NONE
     alternative: str = ""
+    exact: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,6 +56,19 @@ class PackedWeight(abc.ABC):
         """Rows ``ids: int32 [n]`` of the weight, widened to the activations' type: ``[n, in_features]``."""
 
 
+@dataclass(frozen=True, slots=True)
+class ActivationCodes:
+    """How a GEMM quantizes activations before it multiplies them: integers of ``bits`` bits, symmetric around 0.
+
+    Attributes:
+        bits: of a code, its sign included.
+        group: neighbouring activations of a token that share a scale, the largest magnitude among them.
+    """
+
+    bits: int
+    group: int
+
+
 class LinearMethod(abc.ABC):
     """A GEMM for some weight formats."""
 
@@ -64,6 +77,10 @@ class LinearMethod(abc.ABC):
     @abc.abstractmethod
     def claims(self, fmt: str, spec: LinearSpec) -> str | None:
         """None when it takes weights of this format for this linear, else the reason why not."""
+
+    def activation_codes(self, fmt: str, spec: LinearSpec) -> ActivationCodes | None:
+        """How it quantizes the activations of a linear in this format; None where it multiplies them as they are."""
+        return None
 
     @abc.abstractmethod
     def pack(self, views: Sequence[TensorView], spec: LinearSpec, bias: Array | None) -> PackedWeight:
