@@ -1,0 +1,106 @@
+#include "core/storage.h"
+
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <bit>
+#include <cstdlib>
+#include <new>
+
+#include "core/graph.h"
+
+namespace cardan_native {
+namespace {
+
+constexpr size_t kAlignment = 64;
+constexpr size_t kMostKept = size_t{256} << 20;
+
+// Sizes are rounded up to a sixteenth of their power of two, so that tensors of like size share blocks.
+size_t rounded(size_t bytes) {
+  if (bytes <= kAlignment) return kAlignment;
+  const size_t step = std::max(kAlignment, std::bit_floor(bytes) / 16);
+  return (bytes + step - 1) / step * step;
+}
+
+}  // namespace
+
+Storage::~Storage() {
+  if (owner)
+    owner->give_back(data, bytes);
+  else if (data)
+    munmap(data, bytes);
+}
+
+Allocator::~Allocator() { release_free(); }
+
+std::shared_ptr<Storage> Allocator::take(size_t bytes) {
+  auto storage = std::make_shared<Storage>();
+  const size_t size = rounded(bytes);
+  {
+    std::lock_guard lock(mutex_);
+    auto found = free_.find(size);
+    if (found != free_.end() && !found->second.empty()) {
+      storage->data = found->second.back();
+      found->second.pop_back();
+      free_bytes_ -= size;
+    } else {
+      storage->data = static_cast<char*>(std::aligned_alloc(kAlignment, size));
+      if (!storage->data) throw std::bad_alloc();
+      held_bytes_ += size;
+    }
+  }
+  storage->bytes = size;
+  storage->owner = shared_from_this();
+  return storage;
+}
+
+size_t Allocator::held_bytes() const {
+  std::lock_guard lock(mutex_);
+  return held_bytes_;
+}
+
+void Allocator::give_back(char* data, size_t bytes) {
+  std::lock_guard lock(mutex_);
+  // Blocks of sizes that nobody asks for any more would fill the allowance for ever, so the older ones go.
+  if (free_bytes_ + bytes > most_kept_) release_free();
+  if (bytes > most_kept_) {
+    std::free(data);
+    held_bytes_ -= bytes;
+    return;
+  }
+  free_[bytes].push_back(data);
+  free_bytes_ += bytes;
+}
+
+void Allocator::release_free() {
+  for (auto& [size, blocks] : free_)
+    for (char* block : blocks) std::free(block);
+  free_.clear();
+  held_bytes_ -= free_bytes_;
+  free_bytes_ = 0;
+}
+
+std::shared_ptr<Storage> zeroed_storage(size_t bytes) {
+  auto storage = std::make_shared<Storage>();
+  const size_t size = std::max(bytes, size_t{1});
+  void* data = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (data == MAP_FAILED) throw std::bad_alloc();
+#ifdef MADV_HUGEPAGE
+  madvise(data, size, MADV_HUGEPAGE);
+#endif
+  storage->data = static_cast<char*>(data);
+  storage->bytes = size;
+  return storage;
+}
+
+const std::shared_ptr<Allocator>& process_allocator() {
+  static const auto own = std::make_shared<Allocator>(kMostKept);
+  return own;
+}
+
+std::shared_ptr<Allocator> current_allocator() {
+  Graph* graph = Graph::recording();
+  return graph ? graph->allocator() : process_allocator();
+}
+
+}  // namespace cardan_native
