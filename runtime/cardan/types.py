@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import enum
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias, overload
 
@@ -212,8 +212,8 @@ class TableDelta:
 class TableDeltas(Sequence[TableDelta]):
     """The table changes of one step as flat arrays, so that a step of many rows costs no object per row.
 
-    A device applies them at once: ``table[group][rows, positions] = slots[group]``. Read as a sequence it gives
-    one ``TableDelta`` for each run of consecutive positions of a row.
+    A device applies them at once: ``table[:, rows, positions] = slots``. Read as a sequence it gives one ``TableDelta``
+    for each run of consecutive positions of a row.
 
     Attributes:
         rows: int32 ``[m]``, which row each entry belongs to.
@@ -225,6 +225,22 @@ class TableDeltas(Sequence[TableDelta]):
     positions: Int32Array
     slots: Int32Array
 
+    @classmethod
+    def of(cls, deltas: Sequence[TableDelta]) -> TableDeltas:
+        """The flat form of ``deltas``, which is what a batch of the scheduler has already."""
+        if isinstance(deltas, cls):
+            return deltas
+        if not deltas:
+            nothing = np.zeros(0, np.int32)
+            return cls(rows=nothing, positions=nothing, slots=nothing[None])
+        counts = [delta.slots.shape[1] for delta in deltas]
+        positions = [np.arange(delta.start, delta.start + n) for delta, n in zip(deltas, counts, strict=True)]
+        return cls(
+            rows=np.repeat(np.array([delta.row_id for delta in deltas], np.int32), counts),
+            positions=np.concatenate(positions).astype(np.int32),
+            slots=np.concatenate([delta.slots for delta in deltas], axis=1),
+        )
+
     def _run_bounds(self) -> list[int]:
         breaks = (np.diff(self.rows) != 0) | (np.diff(self.positions) != 1)
         return [0, *(np.flatnonzero(breaks) + 1).tolist(), int(self.rows.shape[0])]
@@ -232,19 +248,20 @@ class TableDeltas(Sequence[TableDelta]):
     def __len__(self) -> int:
         return len(self._run_bounds()) - 1 if self.rows.shape[0] else 0
 
+    def __iter__(self) -> Iterator[TableDelta]:
+        if self.rows.shape[0] == 0:
+            return
+        for start, stop in itertools.pairwise(self._run_bounds()):
+            yield TableDelta(
+                row_id=int(self.rows[start]), start=int(self.positions[start]), slots=self.slots[:, start:stop]
+            )
+
     @overload
     def __getitem__(self, index: int) -> TableDelta: ...
     @overload
     def __getitem__(self, index: slice) -> Sequence[TableDelta]: ...
     def __getitem__(self, index: int | slice) -> TableDelta | Sequence[TableDelta]:
-        if self.rows.shape[0] == 0:
-            return ()[index]
-        bounds = self._run_bounds()
-        deltas = tuple(
-            TableDelta(row_id=int(self.rows[a]), start=int(self.positions[a]), slots=self.slots[:, a:b])
-            for a, b in itertools.pairwise(bounds)
-        )
-        return deltas[index]
+        return tuple(self)[index]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

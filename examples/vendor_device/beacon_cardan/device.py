@@ -9,7 +9,7 @@ import numpy as np
 
 from cardan import platform as seam
 from cardan.errors import UnsupportedModelError
-from cardan.types import Batch, KVLayout, SamplingBatch, StepResult, TableDelta
+from cardan.types import Batch, KVLayout, SamplingBatch, StepResult, TableDelta, TableDeltas
 
 Array = np.ndarray[Any, Any]
 
@@ -64,8 +64,8 @@ class BeaconPool(seam.KVPool):
 
     def update(self, deltas: Sequence[TableDelta]) -> None:
         """Change the table."""
-        for delta in deltas:
-            self.table[delta.row_id, delta.start : delta.start + delta.slots.shape[1]] = delta.slots[0]
+        flat = TableDeltas.of(deltas)
+        self.table[flat.rows, flat.positions] = flat.slots[0]
 
 
 class BeaconStep(seam.Step):

@@ -9,7 +9,7 @@ import numpy as np
 
 from acme_cardan.ops import AcmeOps
 from cardan import platform as seam
-from cardan.types import KVLayout, LayerKV, TableDelta, TensorView
+from cardan.types import KVLayout, LayerKV, TableDelta, TableDeltas, TensorView
 
 Array = np.ndarray[Any, Any]
 Q8_BLOCK = np.dtype([("scale", "<f2"), ("values", "i1", 32)])
@@ -78,8 +78,8 @@ class AcmePool(seam.OpsKVPool):
         self.arrays = list(leaves)
 
     def update_tables(self, deltas: Sequence[TableDelta]) -> None:
-        for delta in deltas:
-            self.tables[:, delta.row_id, delta.start : delta.start + delta.slots.shape[1]] = delta.slots
+        flat = TableDeltas.of(deltas)
+        self.tables[:, flat.rows, flat.positions] = flat.slots
 
 
 class AcmeAttention(seam.AttentionBackend):

@@ -99,11 +99,8 @@ class MlxKVPool(OpsKVPool):
 
     def update_tables(self, deltas: Sequence[TableDelta]) -> None:
         """Write slots to their rows."""
-        if isinstance(deltas, TableDeltas):
-            self.tables[:, deltas.rows, deltas.positions] = deltas.slots
-            return
-        for delta in deltas:
-            self.tables[:, delta.row_id, delta.start : delta.start + delta.slots.shape[1]] = delta.slots
+        flat = TableDeltas.of(deltas)
+        self.tables[:, flat.rows, flat.positions] = flat.slots
 
     def reserve_tail(self, out_slots: Int32Array, width: int) -> int:
         """Take ``width`` tokens of the tail for one decode step, folding it first when it is full.

@@ -64,16 +64,15 @@ class NullKVPool(KVPool):
 
     def update_tables(self, deltas: Sequence[TableDelta]) -> None:
         """Write new columns of the row-to-slot tables."""
-        if isinstance(deltas, TableDeltas):
-            if deltas.positions.size and int(deltas.positions.max()) >= self.tables.shape[2]:
-                raise RuntimeError(f"A row would grow beyond {self.tables.shape[2]} columns.")
-            self.tables[:, deltas.rows, deltas.positions] = deltas.slots
-            return
-        for delta in deltas:
-            stop = delta.start + delta.slots.shape[1]
-            if stop > self.tables.shape[2]:
-                raise RuntimeError(f"Row {delta.row_id} would grow to {stop} columns of {self.tables.shape[2]}.")
-            self.tables[:, delta.row_id, delta.start : stop] = delta.slots
+        flat = TableDeltas.of(deltas)
+        length = self.tables.shape[2]
+        if flat.positions.max(initial=-1) >= length:
+            row = int(flat.rows[flat.positions.argmax()])
+            raise RuntimeError(
+                f"A row has room for {length} tokens, got position {flat.positions.max()} for row {row}. "
+                "Let sequences end at the length that the tables were allocated for."
+            )
+        self.tables[:, flat.rows, flat.positions] = flat.slots
 
     def write(self, row_ids: Int32Array, positions: Int32Array, slots: Int32Array, ids: Int32Array) -> None:
         """Keep one token per slot: ``slots: [groups, n]``, the rest ``[n]``; live rows never write to slot 0.
