@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import typing
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 
 from cardan.cache import EVICTION_POLICIES
 from cardan.config import (
+    RANGES,
     CacheConfig,
     EngineConfig,
     ModelConfig,
@@ -143,26 +145,69 @@ def test_the_reader_of_a_setting_reads_it(name: str) -> None:
     assert re.search(spelled, source), f"{PLAN_CONSUMED_BY[name]} does not read {name}"
 
 
+def numeric_fields() -> dict[str, set[type]]:
+    """Fields of the config that hold numbers, with the types they may have."""
+    found = {}
+    for group in fields(EngineConfig):
+        for name, hint in typing.get_type_hints(type(getattr(EngineConfig(), group.name))).items():
+            kinds = set(typing.get_args(hint)) or {hint}
+            if kinds & {int, float}:
+                found[f"{group.name}.{name}"] = kinds - {type(None)}
+    return found
+
+
+def with_value(name: str, value: Any) -> EngineConfig:
+    group, _, field = name.partition(".")
+    return EngineConfig(**{group: type(getattr(EngineConfig(), group))(**{field: value})})
+
+
+def test_every_number_has_a_range() -> None:
+    assert set(RANGES) == set(numeric_fields())
+    assert {name for name, bounds in RANGES.items() if not bounds.whole} == {
+        name for name, kinds in numeric_fields().items() if float in kinds
+    }
+
+
+@pytest.mark.parametrize("name", RANGES)
+def test_a_number_is_taken_inside_its_range_and_nowhere_else(name: str) -> None:
+    bounds = RANGES[name]
+    step = 1 if bounds.whole else 1e-3
+    edges = [bounds.low, bounds.high]
+    inside, outside = (edges, [bounds.low - step, bounds.high + step]) if not bounds.is_open else ([], edges)
+    inside = inside or [bounds.low + step, bounds.high - step]
+    for value in inside:
+        with_value(name, value)
+    wrong: list[Any] = [*outside, -(2**70), 2**70, 10**5000]
+    wrong += [] if bounds.whole else [math.nan, math.inf, -math.inf]
+    flag = re.escape("--" + name.partition(".")[2].replace("_", "-"))
+    for value in wrong:
+        with pytest.raises(ConfigError, match=rf"^{flag} must be {re.escape(bounds.describe())}, got .+\.$"):
+            with_value(name, value)
+    for value in (True, "7", [7], *([1.5] if bounds.whole else [])):
+        with pytest.raises(ConfigError, match=rf"^{flag} must be a (whole )?number, got {re.escape(repr(value))}\.$"):
+            with_value(name, value)
+
+
 REFUSED: list[tuple[dict[str, Any], str]] = [
-    ({"cache": CacheConfig(mem_fraction_static=1.5)}, "--mem-fraction-static must be between 0 and 1, got 1.5"),
-    ({"cache": CacheConfig(mem_fraction_static=0.0)}, "--mem-fraction-static must be between 0 and 1, got 0.0"),
-    ({"cache": CacheConfig(max_total_tokens=0)}, "--max-total-tokens must be above 0, got 0"),
-    ({"cache": CacheConfig(page_size=-1)}, "--page-size must be above 0, got -1"),
-    ({"model": ModelConfig(context_length=0)}, "--context-length must be above 0"),
-    ({"scheduler": SchedulerConfig(max_prefill_tokens=0)}, "--max-prefill-tokens must be above 0"),
-    ({"scheduler": SchedulerConfig(max_running_requests=0)}, "--max-running-requests must be above 0"),
-    ({"scheduler": SchedulerConfig(max_queued_requests=0)}, "--max-queued-requests must be above 0"),
-    ({"scheduler": SchedulerConfig(schedule_conservativeness=0.0)}, "--schedule-conservativeness must be above 0"),
-    ({"scheduler": SchedulerConfig(schedule_conservativeness=math.nan)}, "--schedule-conservativeness must be above 0"),
-    ({"server": ServerConfig(drain_timeout_s=math.nan)}, "--drain-timeout-s must be 0 or more"),
-    ({"platform": PlatformConfig(tp_size=0)}, "--tp-size must be above 0"),
-    ({"server": ServerConfig(stream_interval=0)}, "--stream-interval must be above 0"),
-    ({"server": ServerConfig(max_body_bytes=0)}, "--max-body-bytes must be above 0"),
-    ({"scheduler": SchedulerConfig(chunked_prefill_size=0)}, "--chunked-prefill-size must be above 0, or -1"),
-    ({"scheduler": SchedulerConfig(chunked_prefill_size=-2)}, "--chunked-prefill-size must be above 0, or -1"),
-    ({"scheduler": SchedulerConfig(prefill_decode_interval=-1)}, "--prefill-decode-interval must be 0 or more"),
-    ({"server": ServerConfig(drain_timeout_s=-1.0)}, "--drain-timeout-s must be 0 or more"),
-    ({"server": ServerConfig(port=65536)}, "--port must be between 0 and 65535, got 65536"),
+    (
+        {"cache": CacheConfig(mem_fraction_static=1.0)},
+        "--mem-fraction-static must be between 0 and 1, neither of them, got 1.0",
+    ),
+    ({"cache": CacheConfig(max_total_tokens=0)}, "--max-total-tokens must be between 1 and 1073741824, got 0"),
+    (
+        {"scheduler": SchedulerConfig(random_seed=-1)},
+        "--random-seed must be between 0 and 18446744073709551615, got -1",
+    ),
+    ({"model": ModelConfig(random_weights=-1)}, "--random-weights must be between 0 and 18446744073709551615, got -1"),
+    (
+        {"scheduler": SchedulerConfig(chunked_prefill_size=-2)},
+        "--chunked-prefill-size must be between 1 and 2147483647, or -1 for no chunking, got -2",
+    ),
+    (
+        {"scheduler": SchedulerConfig(priority_scheduling_preemption_threshold=-1)},
+        "--priority-scheduling-preemption-threshold must be between 0 and 4294967296, got -1",
+    ),
+    ({"server": ServerConfig(drain_timeout_s=-1.0)}, "--drain-timeout-s must be between 0 and 86400 (a day), got -1.0"),
     (
         {"scheduler": SchedulerConfig(schedule_policy="lpm"), "cache": CacheConfig(disable_radix_cache=True)},
         "--schedule-policy lpm orders by cached prefixes, but --disable-radix-cache keeps none. Drop one",

@@ -171,45 +171,94 @@ class EngineConfig:
         check_config(self)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NumberRange:
+    """Values that a numeric setting may have.
+
+    Attributes:
+        low: the least, itself included unless ``is_open``.
+        high: the greatest, likewise.
+        is_open: the bounds themselves are outside.
+        besides: one value more that is taken, because it means something else.
+        whole: whether only whole numbers are taken.
+        words: the range as a message says it; made from the bounds where it is not given.
+    """
+
+    low: float
+    high: float
+    is_open: bool = False
+    besides: float | None = None
+    whole: bool = True
+    words: str = ""
+
+    def holds(self, value: float) -> bool:
+        """Whether a value is inside; NaN never is."""
+        inside = self.low < value < self.high if self.is_open else self.low <= value <= self.high
+        return inside or value == self.besides
+
+    def describe(self) -> str:
+        """The range in words."""
+        return self.words or f"between {self.low} and {self.high}"
+
+
+_INT32 = 2**31 - 1
+_UINT64 = 2**64 - 1
+
+RANGES: Mapping[str, NumberRange] = {
+    # Positions and slots are 32-bit numbers.
+    "model.context_length": NumberRange(low=1, high=_INT32),
+    # Seeds are what a message between processes can carry, and no two of them mean the same.
+    "model.random_weights": NumberRange(low=0, high=_UINT64),
+    "platform.tp_size": NumberRange(low=1, high=1024),
+    "cache.mem_fraction_static": NumberRange(
+        low=0, high=1, is_open=True, whole=False, words="between 0 and 1, neither of them"
+    ),
+    "cache.max_total_tokens": NumberRange(low=1, high=2**30),
+    "cache.page_size": NumberRange(low=1, high=65536),
+    "scheduler.schedule_conservativeness": NumberRange(
+        low=0, high=1000, is_open=True, whole=False, words="above 0 and below 1000"
+    ),
+    "scheduler.chunked_prefill_size": NumberRange(
+        low=1, high=_INT32, besides=-1, words=f"between 1 and {_INT32}, or -1 for no chunking"
+    ),
+    "scheduler.max_prefill_tokens": NumberRange(low=1, high=_INT32),
+    # Each running request has a row of a table that is as wide as the context.
+    "scheduler.max_running_requests": NumberRange(low=1, high=65536),
+    "scheduler.max_queued_requests": NumberRange(low=1, high=_INT32),
+    "scheduler.prefill_decode_interval": NumberRange(low=0, high=_INT32),
+    # Below 0, requests of one priority would take each other's place for ever. Priorities are 32-bit numbers.
+    "scheduler.priority_scheduling_preemption_threshold": NumberRange(low=0, high=2**32),
+    "scheduler.random_seed": NumberRange(low=0, high=_UINT64),
+    "server.port": NumberRange(low=0, high=65535),
+    "server.stream_interval": NumberRange(low=1, high=_INT32),
+    "server.max_body_bytes": NumberRange(low=1, high=2**40),
+    "server.drain_timeout_s": NumberRange(low=0, high=86400, whole=False, words="between 0 and 86400 (a day)"),
+}
+"""What every numeric setting may be, by group and field."""
+
+
 def check_config(config: EngineConfig) -> None:
     """Check what can be checked without a model or a platform.
 
     Raises:
         ConfigError: a value is out of range, or two flags contradict each other.
     """
-    _check_ranges(config)
+    for name, bounds in RANGES.items():
+        group, _, field_name = name.partition(".")
+        value = getattr(getattr(config, group), field_name)
+        if value is not None:
+            _check_number("--" + field_name.replace("_", "-"), value, bounds)
     _check_contradictions(config)
 
 
-def _check_ranges(config: EngineConfig) -> None:
-    cache, scheduler, server = config.cache, config.scheduler, config.server
-    fraction = cache.mem_fraction_static
-    if fraction is not None and not 0 < fraction < 1:
-        raise ConfigError(f"--mem-fraction-static must be between 0 and 1, got {fraction}.")
-    positive: list[tuple[str, int | float | None]] = [
-        ("--max-total-tokens", cache.max_total_tokens),
-        ("--page-size", cache.page_size),
-        ("--context-length", config.model.context_length),
-        ("--max-prefill-tokens", scheduler.max_prefill_tokens),
-        ("--max-running-requests", scheduler.max_running_requests),
-        ("--max-queued-requests", scheduler.max_queued_requests),
-        ("--schedule-conservativeness", scheduler.schedule_conservativeness),
-        ("--tp-size", config.platform.tp_size),
-        ("--stream-interval", server.stream_interval),
-        ("--max-body-bytes", server.max_body_bytes),
-    ]
-    for flag, value in positive:
-        if value is not None and not value > 0:
-            raise ConfigError(f"{flag} must be above 0, got {value}.")
-    chunk = scheduler.chunked_prefill_size
-    if chunk is not None and chunk != -1 and chunk <= 0:
-        raise ConfigError(f"--chunked-prefill-size must be above 0, or -1 for no chunking, got {chunk}.")
-    if scheduler.prefill_decode_interval < 0:
-        raise ConfigError(f"--prefill-decode-interval must be 0 or more, got {scheduler.prefill_decode_interval}.")
-    if not server.drain_timeout_s >= 0:
-        raise ConfigError(f"--drain-timeout-s must be 0 or more, got {server.drain_timeout_s}.")
-    if not 0 <= server.port <= 65535:
-        raise ConfigError(f"--port must be between 0 and 65535, got {server.port}.")
+def _check_number(flag: str, value: object, bounds: NumberRange) -> None:
+    if isinstance(value, bool) or not isinstance(value, int if bounds.whole else int | float):
+        raise ConfigError(f"{flag} must be a {'whole ' if bounds.whole else ''}number, got {value!r}.")
+    if not bounds.holds(value):
+        # Python refuses to write whole numbers of thousands of digits.
+        huge = isinstance(value, int) and abs(value) >= 10**30
+        shown = "a number of more than 30 digits" if huge else value
+        raise ConfigError(f"{flag} must be {bounds.describe()}, got {shown}.")
 
 
 def _check_contradictions(config: EngineConfig) -> None:

@@ -103,7 +103,7 @@ def test_plan_shows_the_sampling_defaults_of_the_model(capsys: pytest.CaptureFix
     ("arguments", "code", "message"),
     [
         (["plan", "--platform", "gone"], EXIT_FAILED, "No platform plugin is named 'gone'"),
-        (["plan", "--page-size", "0"], EXIT_CONFIG, "--page-size must be above 0, got 0."),
+        (["plan", "--page-size", "0"], EXIT_CONFIG, "--page-size must be between 1 and 65536, got 0."),
         (["plan", "--model", "null", "--platform", "null", "--page-size", "3"], EXIT_CONFIG, "Pass --page-size 4."),
         (["plan", "--model", "/no/such/folder", "--platform", "null"], EXIT_FAILED, "/no/such/folder"),
         (["generate", *NULL], EXIT_CONFIG, "cardan generate needs a prompt, got none."),

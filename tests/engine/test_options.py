@@ -31,7 +31,7 @@ def test_platform_options_may_be_a_mapping():
         ({"modle": "m"}, "'modle' is not an option of the engine. Did you mean 'model'?"),
         ({"xyzzy": 1}, "Known: allow_auto_truncate"),
         ({"page_size": "big"}, "page_size='big' is wrong: Expected `int | null`, got `str`"),
-        ({"page_size": 0}, "--page-size must be above 0, got 0"),
+        ({"page_size": 0}, "--page-size must be between 1 and 65536, got 0"),
         ({"quantization_fallback": "best"}, "quantization_fallback='best' is wrong"),
         ({"disable_radix_cache": True, "schedule_policy": "lpm"}, "--disable-radix-cache keeps none"),
     ],
