@@ -22,6 +22,7 @@ It does not know where an error is shown: the server maps these to HTTP, the CLI
     │   ├── PromptTooLongError      prompt beyond the context or the pool
     │   └── UnknownModelError       the model name in the request is not served (HTTP 404)
     ├── QueueFullError              too many waiting requests (HTTP 503, Retry-After)
+    ├── EngineBusyError             the engine does not answer in time, and may later (HTTP 503, Retry-After)
     ├── RequestAbortedError         the request was aborted by the user, the client or shutdown
     └── EngineDeadError             a process of the engine ended; open requests get this
 """
@@ -115,6 +116,18 @@ class QueueFullError(CardanError):
     """
 
     def __init__(self, message: str, *, retry_after_s: float = 1.0) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class EngineBusyError(CardanError):
+    """The engine does not answer in time; it may later.
+
+    Attributes:
+        retry_after_s: when to come back, in seconds.
+    """
+
+    def __init__(self, message: str, *, retry_after_s: float = 5.0) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import subprocess
@@ -14,11 +15,12 @@ from pathlib import Path
 import psutil
 import pytest
 
-from cardan.engine import Engine, Frontend
+from cardan.engine import Engine, Frontend, frontend
 from cardan.engine.api import GenerateRequest
 from cardan.errors import (
     CheckpointError,
     ConfigError,
+    EngineBusyError,
     EngineDeadError,
     MemoryPlanError,
     ModelNotFoundError,
@@ -273,3 +275,29 @@ def test_a_folder_that_cannot_hold_sockets(null_config, tmp_path, monkeypatch, f
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / folder))
     with pytest.raises(ConfigError, match=f"Set TMPDIR to .*{advice}"):
         Engine(config=null_config())
+
+
+def test_a_scheduler_that_does_not_answer_is_told_of_and_its_late_answers_are_dropped(start_engine, monkeypatch):
+    monkeypatch.setattr(frontend, "_ANSWER_S", 0.2)
+    started = start_engine()
+    ours, pid = started.frontend, started.frontend.child_pids["scheduler"]
+
+    async def scenario():
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            for call in (ours.stats, ours.flush_cache):
+                with pytest.raises(EngineBusyError, match=r"has not answered for 0\.2 s.*Try again later") as caught:
+                    await asyncio.wait_for(call(), 5)
+                assert caught.value.retry_after_s > 0
+            assert ours._calls == {}
+        finally:
+            os.kill(pid, signal.SIGCONT)
+        stats = None
+        while stats is None:
+            with contextlib.suppress(EngineBusyError):
+                stats = await ours.stats()
+        assert stats.num_running == 0
+        assert await ours.flush_cache()
+        assert ours._calls == {}
+
+    started.run(scenario())

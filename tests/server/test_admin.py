@@ -11,6 +11,7 @@ import httpx
 import pytest
 
 from cardan.engine.api import GenerateRequest
+from cardan.errors import EngineBusyError
 
 
 def test_health_and_ready(client: httpx.Client) -> None:
@@ -51,6 +52,23 @@ def test_dead_engine(start_fake: Any) -> None:
     assert response.status_code == 503
     assert response.json()["error"]["code"] == "engine_dead"
     assert "exit code 9" in response.json()["error"]["message"]
+
+
+def test_an_engine_that_does_not_answer_in_time(start_fake: Any, monkeypatch: Any) -> None:
+    server = start_fake()
+
+    async def busy() -> Any:
+        raise EngineBusyError("The scheduler has not answered for 10 s.", retry_after_s=4.2)
+
+    monkeypatch.setattr(server.engine, "stats", busy)
+    monkeypatch.setattr(server.engine, "flush_cache", busy)
+    for path in ("/server_info", "/flush_cache"):
+        response = server.http.get(path)
+        assert response.status_code == 503
+        assert response.headers["retry-after"] == "5"
+        assert response.json()["error"]["code"] == "engine_busy"
+        assert "has not answered" in response.json()["error"]["message"]
+    assert server.http.get("/health_generate").json() == {"status": "no answer in time"}
 
 
 def test_full_queue(start_fake: Any) -> None:

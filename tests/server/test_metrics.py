@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from typing import Any
 
@@ -9,6 +10,7 @@ import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
 from cardan.engine.api import EngineStats
+from cardan.errors import EngineBusyError
 from cardan.server.metrics import ServerMetrics
 
 
@@ -122,3 +124,26 @@ def test_two_servers_count_apart(start_fake: Any) -> None:
     first.http.post("/generate", json={"text": "x"})
     assert samples(first.http)["cardan:finished_requests_total{finish_reason=length}"] == 1
     assert "cardan:finished_requests_total{finish_reason=length}" not in samples(second.http)
+
+
+def test_an_engine_that_does_not_answer_leaves_what_the_server_knows(start_fake: Any, monkeypatch: Any) -> None:
+    server = start_fake()
+    server.http.post("/generate", json={"text": "x"})
+    assert samples(server.http)["cardan:engine_answers"] == 1
+    server.app.state.metrics_wait_s = 0.1
+
+    async def never() -> EngineStats:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async def busy() -> EngineStats:
+        raise EngineBusyError("The scheduler has not answered for 10 s.")
+
+    for stats in (never, busy):
+        monkeypatch.setattr(server.engine, "stats", stats)
+        after = samples(server.http)
+        assert after["cardan:engine_answers"] == 0
+        assert after["cardan:finished_requests_total{finish_reason=length}"] == 1
+        assert "cardan:num_running_reqs" not in after
+        monkeypatch.undo()
+    assert samples(server.http)["cardan:num_running_reqs"] == 0

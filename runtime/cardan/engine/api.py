@@ -178,7 +178,17 @@ class AsyncEngine(Protocol):
         """Abort one request, or all for None. An unknown id is ignored."""
 
     async def flush_cache(self) -> bool:
-        """Empty the prefix cache. Returns False when requests were running, and then nothing was done."""
+        """Empty the prefix cache. Returns False when requests were running, and then nothing was done.
+
+        Raises:
+            EngineBusyError: no answer came in time; the cache may still be emptied later.
+            EngineDeadError: a process of the engine ended.
+        """
 
     async def stats(self) -> EngineStats:
-        """Gauges and totals as of now."""
+        """Gauges and totals as of now.
+
+        Raises:
+            EngineBusyError: no answer came in time.
+            EngineDeadError: a process of the engine ended.
+        """

@@ -153,11 +153,21 @@ class Engine:
         self._run(self._frontend.abort(rid))
 
     def flush_cache(self) -> bool:
-        """Empty the prefix cache. Returns False when requests were running, and then nothing was done."""
+        """Empty the prefix cache. Returns False when requests were running, and then nothing was done.
+
+        Raises:
+            EngineBusyError: no answer came in time; the cache may still be emptied later.
+            EngineDeadError: a process of the engine ended.
+        """
         return self._run(self._frontend.flush_cache())
 
     def get_server_info(self) -> dict[str, Any]:
-        """What is served, how it was resolved, and gauges as of now."""
+        """What is served, how it was resolved, and gauges as of now.
+
+        Raises:
+            EngineBusyError: no answer came in time.
+            EngineDeadError: a process of the engine ended.
+        """
         stats = self._run(self._frontend.stats())
         return {**dataclasses.asdict(self._frontend.info), "stats": dataclasses.asdict(stats)}
 

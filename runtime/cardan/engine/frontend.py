@@ -44,7 +44,7 @@ from cardan.engine.messages import (
 from cardan.engine.model_files import load_model_tokenizer
 from cardan.engine.open_requests import OpenRequest, OpenRequests
 from cardan.engine.validation import RequestLimits, check_prompt, check_request
-from cardan.errors import CardanError, ConfigError, EngineDeadError, QueueFullError, RequestError
+from cardan.errors import CardanError, ConfigError, EngineBusyError, EngineDeadError, QueueFullError, RequestError
 from cardan.scheduler.limits import prompt_too_long
 from cardan.text.tokenizer import Tokenizer
 
@@ -60,6 +60,9 @@ _LONGEST_FOLDER = 103 - len("/detokenizer")
 """Longest name of the sockets' folder, in bytes: addresses of sockets have at most 103 on macOS, 107 on Linux."""
 _DEATH_NOTE_S = 0.3
 """How long to wait for a dead child's last words."""
+_ANSWER_S = 10.0
+"""How long the scheduler may take to answer a call. It does so between two steps, of which the longest take seconds;
+whoever asks over HTTP has mostly given up by then."""
 
 logger = logging.getLogger(__name__)
 
@@ -278,12 +281,22 @@ class Frontend:
                 self._send(Abort(wire_id))
 
     async def flush_cache(self) -> bool:
-        """Empty the prefix cache. Returns False when requests were running, and then nothing was done."""
+        """Empty the prefix cache. Returns False when requests were running, and then nothing was done.
+
+        Raises:
+            EngineBusyError: no answer came in time; the cache may still be emptied later.
+            EngineDeadError: a process of the engine ended.
+        """
         reply: FlushReply = await self._call(FlushCache)
         return reply.flushed
 
     async def stats(self) -> EngineStats:
-        """Gauges and totals as of now."""
+        """Gauges and totals as of now.
+
+        Raises:
+            EngineBusyError: no answer came in time.
+            EngineDeadError: a process of the engine ended.
+        """
         reply: StatsReply = await self._call(GetStats)
         return reply.stats
 
@@ -295,9 +308,15 @@ class Frontend:
         future = self._calls[call_id] = self._loop.create_future()
         try:
             self._send(kind(call_id))
-            return await future
+            async with asyncio.timeout(_ANSWER_S):
+                return await future
+        except TimeoutError:
+            raise EngineBusyError(
+                f"The scheduler has not answered for {_ANSWER_S:g} s: a step takes very long, or the process was "
+                "stopped. Try again later."
+            ) from None
         finally:
-            self._calls.pop(call_id, None)
+            del self._calls[call_id]  # an answer that comes later finds nobody, and is dropped
 
     def _send(self, message: Message) -> None:
         self._to_scheduler.send(encode(message))

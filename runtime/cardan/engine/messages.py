@@ -11,7 +11,7 @@ import msgspec
 
 import cardan.errors
 from cardan.engine.api import EngineStats
-from cardan.errors import CardanError, EngineDeadError, QueueFullError, RequestError
+from cardan.errors import CardanError, EngineBusyError, EngineDeadError, QueueFullError, RequestError
 from cardan.types import FinishReason, LogprobParams, SamplingParams, TokenLogprobs
 
 T = TypeVar("T")
@@ -25,7 +25,7 @@ class ErrorReport(msgspec.Struct, array_like=True, frozen=True):
         message: its text.
         param: of a ``RequestError``.
         code: of a ``RequestError``.
-        retry_after_s: of a ``QueueFullError``.
+        retry_after_s: of a ``QueueFullError`` or an ``EngineBusyError``.
     """
 
     kind: str
@@ -55,7 +55,7 @@ class ErrorReport(msgspec.Struct, array_like=True, frozen=True):
             return EngineDeadError(self.message)
         if issubclass(found, RequestError):
             return found(self.message, param=self.param, code=self.code)
-        if issubclass(found, QueueFullError):
+        if issubclass(found, QueueFullError | EngineBusyError):
             return found(self.message, retry_after_s=self.retry_after_s or 1.0)
         return found(self.message)
 

@@ -47,6 +47,7 @@ def create_app(engine: AsyncEngine, config: EngineConfig) -> Starlette:
     app.router.redirect_slashes = False
     app.state.server = ServerState(engine, config, ServerMetrics())
     app.state.probe_timeout_s = health.PROBE_TIMEOUT_S
+    app.state.metrics_wait_s = health.METRICS_WAIT_S
     return app
 
 

@@ -13,14 +13,16 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.requests import Request
 from starlette.responses import Response
 
-from cardan.engine.api import GenerateRequest
-from cardan.errors import EngineDeadError
+from cardan.engine.api import EngineStats, GenerateRequest
+from cardan.errors import EngineBusyError, EngineDeadError
 from cardan.server.generation import Job, answer, run_job
 from cardan.server.replies import GenerationError, JsonResponse
 from cardan.server.state import ServerState, state_of
 from cardan.types import FinishKind, SamplingParams
 
 PROBE_TIMEOUT_S = 20.0
+METRICS_WAIT_S = 5.0
+"""How long `/metrics` waits for the engine's part. Scrapers give up after 10 s, and then they have nothing at all."""
 
 
 async def health(request: Request) -> Response:
@@ -61,10 +63,15 @@ async def health_generate(request: Request) -> Response:
 
 async def _generated_tokens(state: ServerState, timeout_s: float) -> int | None:
     """Tokens that the engine has generated so far, or None when it does not even answer that."""
+    stats = await _stats_in_time(state, timeout_s)
+    return None if stats is None else stats.totals.get("generated_tokens", 0)
+
+
+async def _stats_in_time(state: ServerState, timeout_s: float) -> EngineStats | None:
     try:
         async with asyncio.timeout(timeout_s):
-            return (await state.engine.stats()).totals.get("generated_tokens", 0)
-    except TimeoutError:
+            return await state.engine.stats()
+    except (TimeoutError, EngineBusyError):
         return None
 
 
@@ -80,8 +87,9 @@ async def _probe(state: ServerState) -> None:
 
 
 async def metrics(request: Request) -> Response:
-    """Prometheus' text format."""
+    """Prometheus' text format. While the engine does not answer, what this process knows on its own."""
     state = state_of(request)
     if not state.engine.alive:
         raise EngineDeadError("A process of the engine ended; there are no metrics any more.")
-    return Response(state.metrics.render(await state.engine.stats()), media_type=CONTENT_TYPE_LATEST)
+    stats = await _stats_in_time(state, request.app.state.metrics_wait_s)
+    return Response(state.metrics.render(stats), media_type=CONTENT_TYPE_LATEST)

@@ -6,7 +6,7 @@ Every metric here moves; a test makes each one move. It knows no route.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -41,35 +41,39 @@ class _EngineCollector(Collector):
     """Shows the engine's latest stats at each scrape."""
 
     def __init__(self) -> None:
-        self.stats = EngineStats()
+        self.stats: EngineStats | None = EngineStats()
 
     def collect(self) -> Iterable[Metric]:
-        """Gauges, then totals."""
-        yield from self._gauges()
-        yield from self._totals()
+        """Gauges, then totals; none of them while the engine does not answer."""
+        text = "1 when the engine answered in time, 0 when its gauges and totals are missing."
+        yield GaugeMetricFamily("cardan:engine_answers", text, value=int(self.stats is not None))
+        if self.stats is not None:
+            yield from _gauges(self.stats)
+            yield from _totals(self.stats.totals)
 
-    def _gauges(self) -> Iterator[Metric]:
-        stats = self.stats
-        usage = stats.used_tokens / stats.max_total_tokens if stats.max_total_tokens else 0.0
-        for name, text, value in (
-            ("num_running_reqs", "Requests in the running set.", stats.num_running),
-            ("num_queue_reqs", "Requests that wait.", stats.num_queued),
-            ("num_used_tokens", "KV slots that running requests hold.", stats.used_tokens),
-            ("num_evictable_tokens", "KV slots of cached prefixes that nobody uses now.", stats.cached_tokens),
-            ("token_usage", "Share of the KV pool that running requests hold, from 0 to 1.", usage),
-            ("gen_throughput", "Output tokens per second over the last interval.", stats.gen_throughput),
-        ):
-            yield GaugeMetricFamily(f"cardan:{name}", text, value=value)
 
-    def _totals(self) -> Iterator[Metric]:
-        fallbacks = CounterMetricFamily("cardan:fallbacks", "Slower paths taken, by reason.", labels=["reason"])
-        for key, value in self.stats.totals.items():
-            if key.startswith("fallback:"):
-                fallbacks.add_metric([key.removeprefix("fallback:")], value)
-            elif key in _TOTALS:
-                yield CounterMetricFamily(f"cardan:{_NAMES.get(key, key)}", _TOTALS[key], value=value)
-        if fallbacks.samples:
-            yield fallbacks
+def _gauges(stats: EngineStats) -> Iterator[Metric]:
+    usage = stats.used_tokens / stats.max_total_tokens if stats.max_total_tokens else 0.0
+    for name, text, value in (
+        ("num_running_reqs", "Requests in the running set.", stats.num_running),
+        ("num_queue_reqs", "Requests that wait.", stats.num_queued),
+        ("num_used_tokens", "KV slots that running requests hold.", stats.used_tokens),
+        ("num_evictable_tokens", "KV slots of cached prefixes that nobody uses now.", stats.cached_tokens),
+        ("token_usage", "Share of the KV pool that running requests hold, from 0 to 1.", usage),
+        ("gen_throughput", "Output tokens per second over the last interval.", stats.gen_throughput),
+    ):
+        yield GaugeMetricFamily(f"cardan:{name}", text, value=value)
+
+
+def _totals(totals: Mapping[str, int]) -> Iterator[Metric]:
+    fallbacks = CounterMetricFamily("cardan:fallbacks", "Slower paths taken, by reason.", labels=["reason"])
+    for key, value in totals.items():
+        if key.startswith("fallback:"):
+            fallbacks.add_metric([key.removeprefix("fallback:")], value)
+        elif key in _TOTALS:
+            yield CounterMetricFamily(f"cardan:{_NAMES.get(key, key)}", _TOTALS[key], value=value)
+    if fallbacks.samples:
+        yield fallbacks
 
 
 class ServerMetrics:
@@ -113,8 +117,8 @@ class ServerMetrics:
             self._finished.labels(output.finish_reason.kind.value).inc()
         self._end_to_end.observe(output.times.e2e_s)
 
-    def render(self, stats: EngineStats) -> bytes:
-        """The text that ``/metrics`` answers with."""
+    def render(self, stats: EngineStats | None) -> bytes:
+        """The text that ``/metrics`` answers with; None when the engine did not say how it is."""
         self._engine.stats = stats
         return generate_latest(self.registry)
 

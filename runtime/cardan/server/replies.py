@@ -18,6 +18,7 @@ from starlette.responses import Response
 
 from cardan.errors import (
     CardanError,
+    EngineBusyError,
     EngineDeadError,
     PromptTooLongError,
     QueueFullError,
@@ -121,9 +122,10 @@ def _describe_request_error(error: RequestError) -> ErrorReply:
 
 def _describe_engine_error(error: CardanError) -> ErrorReply:
     message = str(error)
-    if isinstance(error, QueueFullError):
+    if isinstance(error, QueueFullError | EngineBusyError):
         wait = {"Retry-After": str(max(1, math.ceil(error.retry_after_s)))}
-        return ErrorReply(status=503, message=message, kind="overloaded_error", code="queue_full", headers=wait)
+        code = "queue_full" if isinstance(error, QueueFullError) else "engine_busy"
+        return ErrorReply(status=503, message=message, kind="overloaded_error", code=code, headers=wait)
     if isinstance(error, EngineDeadError):
         return ErrorReply(status=503, message=message, kind="server_error", code="engine_dead")
     if isinstance(error, RequestAbortedError):
