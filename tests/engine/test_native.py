@@ -34,6 +34,11 @@ def test_one_or_many_and_keys_from_json():
         ({"max_new_tokens": True}, "max_new_tokens", "max_new_tokens is wrong"),
         ({"stop": [1]}, "stop", "stop is wrong"),
         ({"logit_bias": {"x": 1}}, "logit_bias", "logit_bias has the key 'x', expected a token id"),
+        *(
+            ({"logit_bias": {"1": 2, wrong: 3}}, "logit_bias", f"has the key {wrong!r}, expected a token id")
+            for wrong in ("01", " 1", "1 ", "+1", "1_0", "\u0661", "1.0", "-1", "")
+        ),
+        ({"logit_bias": {"1": 2, 1: 3}}, "logit_bias", "names a token twice"),
         ({"ignore_eos": 1}, "ignore_eos", "ignore_eos is wrong"),
     ],
 )

@@ -245,6 +245,8 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"stop_token_ids": "5"}, "stop_token_ids", "list of token ids"),
     ({"stop_regex": "("}, "stop_regex", "stop_regex"),
     ({"logit_bias": {"x": 1}}, "logit_bias", "got the key 'x'"),
+    ({"logit_bias": {"1": 2, "01": 3}}, "logit_bias", "got the key '01'"),
+    ({"logit_bias": {"1": 2, " 1": 3}}, "logit_bias", "got the key ' 1'"),
     ({"logit_bias": {"5": 101}}, "logit_bias", "from -100 to 100"),
     ({"logit_bias": {"99999999": 1}}, "logit_bias", "ids of this model"),
     ({"logit_bias": [1]}, "logit_bias", "must be an object"),

@@ -42,7 +42,7 @@ def sampling_from_dict(values: Mapping[str, Any] | None, defaults: Mapping[str, 
         if key in given and isinstance(given[key], (str, int)):
             given[key] = (given[key],)
     if isinstance(given.get("logit_bias"), Mapping):
-        given["logit_bias"] = {_token_id(key): value for key, value in given["logit_bias"].items()}
+        given["logit_bias"] = _biases(given["logit_bias"])
     return _convert(given)
 
 
@@ -61,13 +61,22 @@ def _unknown_key(key: str) -> RequestError:
     return RequestError(f"{key!r} is not a sampling parameter.{hint}", param=key, code="unknown_parameter")
 
 
+def _biases(values: Mapping[Any, Any]) -> dict[Any, Any]:
+    biases = {_token_id(key): value for key, value in values.items()}
+    if len(biases) < len(values):
+        raise RequestError("logit_bias names a token twice, as text and as a number.", param="logit_bias")
+    return biases
+
+
 def _token_id(key: Any) -> Any:
-    if isinstance(key, str):
-        try:
-            return int(key)
-        except ValueError:
-            raise RequestError(f"logit_bias has the key {key!r}, expected a token id.", param="logit_bias") from None
-    return key
+    """A key as a number. In JSON keys are text; one number must have one spelling, or two keys would mean the same."""
+    if not isinstance(key, str):
+        return key
+    if not (key.isascii() and key.isdecimal() and len(key) < 12 and str(int(key)) == key):
+        raise RequestError(
+            f"logit_bias has the key {key[:40]!r}, expected a token id, such as '123'.", param="logit_bias"
+        )
+    return int(key)
 
 
 def logprob_params(

@@ -54,8 +54,9 @@ def as_biases(value: object) -> object:
         raise ValueError(f"may hold at most {MAX_BIASES} token ids, got {len(value)}.")
     biases: dict[int, float] = {}
     for key, bias in value.items():
-        if not (isinstance(key, str) and key.isascii() and key.isdigit() and len(key) < 12):
-            raise ValueError(f"must map token ids to biases, got the key {str(key)[:20]!r}.")
+        # One spelling for each id, or two keys would mean the same: no sign, space or leading zero.
+        if not (key.isascii() and key.isdecimal() and len(key) < 12 and str(int(key)) == key):
+            raise ValueError(f"must map token ids such as '123' to biases, got the key {key[:20]!r}.")
         if type(bias) not in (int, float) or not -100 <= bias <= 100:
             raise ValueError(f"must map token ids to numbers from -100 to 100, got {str(bias)[:20]} for {key}.")
         biases[int(key)] = float(bias)
