@@ -50,23 +50,36 @@ def test_an_edge_is_split_where_two_sequences_part_and_locks_hold_on_both_sides(
     tree.check_invariants()
 
 
-def test_a_prefix_is_discarded_but_for_what_others_use_or_computed() -> None:
+def test_a_prefix_is_discarded_but_for_what_others_computed_before_it() -> None:
     tree = RadixTree(page_size=1)
     tree.insert(ints(1, 2), run(11, 2), None)
-    whole = tree.insert(ints(1, 2, 3, 4, 5, 6), run(11, 6), None)
-    branch = tree.insert(ints(1, 2, 3, 4, 9), ints(11, 12, 13, 14, 99), None)
-    assert tree.discard(whole.node, 2).tolist() == [15, 16]
+    tree.insert(ints(1, 2, 3, 4, 5, 6), run(11, 6), None)
+    tree.insert(ints(1, 2, 3, 4, 9), ints(11, 12, 13, 14, 99), None)
+    assert tree.discard(ints(1, 2, 3, 4, 5, 6, 7), "other", 2).tolist() == []
+    assert tree.discard(ints(1, 2, 3, 4, 5, 6, 7), None, 2).tolist() == [15, 16]
     tree.check_invariants()
-    tree.lock(branch.node)
-    assert tree.discard(branch.node, 2).tolist() == []
-    tree.unlock(branch.node)
-    assert sorted(tree.discard(branch.node, 2).tolist()) == [13, 14, 99]
-    assert tree.discard(branch.node, 2).tolist() == []
+    assert sorted(tree.discard(ints(1, 2, 3, 4, 9), None, 2).tolist()) == [13, 14, 99]
+    assert tree.discard(ints(1, 2, 3, 4, 9), None, 2).tolist() == []
     assert tree.match(ints(1, 2, 3, 4), None, 4).slots.tolist() == [11, 12]
     tree.check_invariants()
-    assert tree.evictable_tokens == 2
     assert tree.evict(100).tolist() == [11, 12]
-    assert NoPrefixCache().discard(None, 0).tolist() == []
+    assert NoPrefixCache().discard(ints(1, 2), None, 0).tolist() == []
+
+
+def test_what_was_in_use_when_it_was_discarded_goes_with_the_next_that_is() -> None:
+    tree = RadixTree(page_size=1)
+    tree.insert(ints(1, 2), run(11, 2), None)
+    whole = tree.insert(ints(1, 2, 3, 4), run(11, 4), None)
+    tree.lock(whole.node)
+    assert tree.discard(ints(1, 2, 3, 4), None, 2).tolist() == []
+    part = tree.match(ints(1, 2, 3, 9), None, 3)
+    tree.insert(ints(1, 2, 3, 9), ints(11, 12, 13, 19), None)
+    tree.unlock(whole.node)
+    assert part.slots.tolist() == [11, 12, 13], "a doubted node was cut in two"
+    assert tree.discard(ints(1, 2, 3, 4, 8), None, 4).tolist() == [14]
+    assert tree.discard(ints(1, 2, 3, 9), None, 3).tolist() == [19, 13]
+    assert tree.match(ints(1, 2, 3), None, 3).slots.tolist() == [11, 12]
+    tree.check_invariants()
 
 
 def test_an_insertion_names_the_slots_that_were_there_before() -> None:

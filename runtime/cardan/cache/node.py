@@ -24,11 +24,13 @@ class Node:
         created: tick of the insertion.
         hits: matches that used it.
         priority: highest priority of a request that brought or used it.
+        doubted: a request that failed had computed it, and others still used it then.
     """
 
     __slots__ = (
         "children",
         "created",
+        "doubted",
         "end",
         "hits",
         "last_access",
@@ -54,6 +56,7 @@ class Node:
         self.created = 0
         self.hits = 0
         self.priority = 0
+        self.doubted = False
 
     @property
     def start(self) -> int:

@@ -105,10 +105,11 @@ class PrefixCache(abc.ABC):
         """
 
     @abc.abstractmethod
-    def discard(self, node: NodeHandle, keep: int) -> Int32Array:
-        """Drop the prefix that ends in ``node``, but for its first ``keep`` tokens and whatever someone still uses.
+    def discard(self, tokens: Int32Array, namespace: str | None, keep: int) -> Int32Array:
+        """Drop what is cached of ``tokens: [n]`` from position ``keep`` on: KV that is not to be trusted.
 
-        For KV that is not to be trusted.
+        What is still in use stays and is doubted: when other tokens that go through it are discarded later, it goes
+        with them, though it begin before their ``keep``.
 
         Returns:
             Slots that are the caller's to give back, whole pages.
@@ -160,7 +161,7 @@ class NoPrefixCache(PrefixCache):
         """Free nothing."""
         return NO_SLOTS
 
-    def discard(self, node: NodeHandle, keep: int) -> Int32Array:
+    def discard(self, tokens: Int32Array, namespace: str | None, keep: int) -> Int32Array:
         """Drop nothing."""
         return NO_SLOTS
 

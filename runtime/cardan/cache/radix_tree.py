@@ -152,13 +152,16 @@ class RadixTree(PrefixCache):
             self._remove(node)
         return _concatenate(freed)
 
-    def discard(self, node: NodeHandle, keep: int) -> Int32Array:
-        """Drop unlocked leaves from ``node`` towards the root, down to ``keep`` tokens."""
+    def discard(self, tokens: Int32Array, namespace: str | None, keep: int) -> Int32Array:
+        """Drop unlocked leaves of the path from its end towards the root, and doubt what cannot go."""
         freed: list[Int32Array] = []
-        while node is not None and node.start >= keep and self._can_go(node):
-            parent = node.parent
-            freed.append(node.slots)
-            self._remove(node)
+        _, node = self.peek(tokens, namespace, tokens.shape[0])
+        while node is not None and (parent := node.parent) is not None and (node.start >= keep or node.doubted):
+            if self._can_go(node):
+                freed.append(node.slots)
+                self._remove(node)
+            else:
+                node.doubted = True
             node = parent
         return _concatenate(freed)
 
@@ -233,7 +236,7 @@ class RadixTree(PrefixCache):
         parent = node.parent
         assert parent is not None, "roots are empty and never split"
         upper = Node(node.tokens[:length], node.slots[:length], parent, node.namespace)
-        upper.reach, upper.locks, upper.hits = node.reach, node.locks, node.hits
+        upper.reach, upper.locks, upper.hits, upper.doubted = node.reach, node.locks, node.hits, node.doubted
         upper.last_access, upper.created, upper.priority = node.last_access, node.created, node.priority
         parent.children[self._key(upper.tokens, 0)] = upper
         node.parent, node.tokens, node.slots = upper, node.tokens[length:], node.slots[length:]

@@ -146,7 +146,7 @@ class RowMemory:
             self.arrays.prefix_len[row] = kept
 
     def release(self, request: Request, keep: bool) -> None:
-        """Take a request's row away; with ``keep`` its computed KV stays in the cache, else none that it computed does.
+        """Take a request's row away; with ``keep`` its computed KV stays in the cache.
 
         What steps in flight may write, and the row itself, come free when they were read.
         """
@@ -160,13 +160,15 @@ class RowMemory:
         tail = self.table.slots[row, start:length].copy()
         if int(arrays.prefix_len[row]) <= safe:
             self.cache.unlock(request.node)
-            if not keep:
-                self._hold(slots=self.cache.discard(request.node, request.prefill_start))
             self._hold(slots=tail, row=row)
         else:
             self._hold(slots=tail, row=row, node=request.node)
         arrays.release(row)
         request.row, request.node = 0, None
+
+    def distrust(self, request: Request) -> None:
+        """Drop from the cache what a request without a row has computed, now or before it was retracted."""
+        self._hold(slots=self.cache.discard(request.sequence(), request.cache_salt, request.computed_from))
 
     # --- steps ---
 

@@ -141,6 +141,7 @@ class PrefillPlanner:
         request, totals = extend.request, self._state.totals
         request.state = RequestState.PREFILLING
         request.prefill_start = extend.start
+        request.computed_from = min(request.computed_from, extend.start)
         if request.first_run_s is None:
             request.first_run_s = now_s
             request.cached_tokens = extend.start

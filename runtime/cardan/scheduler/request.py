@@ -6,6 +6,7 @@ It knows no text: where a stop needs text, its ``StopChecker`` does. Only the sc
 from __future__ import annotations
 
 import enum
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -66,6 +67,7 @@ class Request:
         seed: key of its sampling noise.
         cached_tokens: prompt tokens that came from the cache when it was first admitted.
         prefill_start: tokens that came from the cache when it was last admitted.
+        computed_from: first position whose KV it has computed itself, whenever it was admitted.
         num_retractions: how often it lost its KV.
         deferrals: passes it waited for another request with the same prefix.
         first_run_s: time of its first prefill pass.
@@ -97,6 +99,7 @@ class Request:
     seed: int = field(default=0, init=False)
     cached_tokens: int = field(default=0, init=False)
     prefill_start: int = field(default=0, init=False)
+    computed_from: int = field(default=sys.maxsize, init=False)
     num_retractions: int = field(default=0, init=False)
     deferrals: int = field(default=0, init=False)
     first_run_s: float | None = field(default=None, init=False)

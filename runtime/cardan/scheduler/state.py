@@ -126,6 +126,8 @@ class State:
             self.waiting.remove(request)
         elif request.row:
             self._leave_row(request, keep)
+        if not keep:
+            self.memory.distrust(request)
         request.state = RequestState.FINISHED
         request.finish_reason = reason
         del self.open[request.rid]
