@@ -34,7 +34,7 @@ def three(policy: str) -> RadixTree:
 
 
 def use(tree: RadixTree, first: int) -> None:
-    tree.match(sequence(first), None, 2)
+    tree.note_hit(tree.match(sequence(first), None, 2).node)
 
 
 def test_lru_drops_what_was_used_longest_ago() -> None:
@@ -106,3 +106,21 @@ def test_a_policy_of_ones_own_is_a_function() -> None:
 def test_an_unknown_policy_is_refused_with_those_there_are() -> None:
     with pytest.raises(ConfigError, match=r"--radix-eviction-policy must be one of lru, lfu, .*, got 'best'"):
         eviction_policy("best")
+
+
+@pytest.mark.parametrize("policy", ["lfu", "slru"])
+def test_looking_up_is_no_hit(policy: str) -> None:
+    tree = three(policy)
+    for first in (20, 20, 30, 30):
+        use(tree, first)
+    for _ in range(5):
+        tree.match(sequence(10), None, 2)
+    assert order_of_eviction(tree) == [10, 20, 30]
+
+
+def test_a_hit_counts_for_the_whole_prefix_and_not_for_what_follows() -> None:
+    tree = RadixTree(1, "lfu")
+    tree.insert(sequence(10, 4), slots(10, 4), None)
+    half = tree.match(sequence(10, 3), None, 2)
+    tree.note_hit(half.node)
+    assert {node.end: node.hits for node in tree._walk()} == {2: 1, 4: 0}

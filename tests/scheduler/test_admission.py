@@ -140,3 +140,22 @@ def test_a_prompt_that_is_cached_whole_still_computes_its_last_token(overlap: bo
         harness.run()
     assert harness.ends["b"].num_cached_tokens == 19
     harness.check_outputs()
+
+
+def test_a_request_that_is_tried_again_and_again_is_one_hit_and_only_when_it_is_admitted() -> None:
+    harness = Harness(settings(num_slots=100, radix_eviction_policy="lfu"))
+    stem = list(range(20))
+    harness.add(request("warm", stem, max_new=0))
+    harness.run()
+    harness.add(request("runs", [90] * 30, params=SamplingParams(max_new_tokens=40, ignore_eos=True)))
+    harness.turn()
+    waits = request("waits", [*stem, 60, 61], max_new=20)
+    harness.add(waits)
+    cache = harness.scheduler._state.memory.cache
+    _, node = cache.peek(harness.requests["warm"].prompt, None, len(stem))
+    for _ in range(30):
+        harness.turn()
+    assert (waits.row, node.hits) == (0, 0)
+    harness.run()
+    harness.check_outputs()
+    assert (waits.cached_tokens, node.hits) == (20, 1)

@@ -15,7 +15,7 @@ Rank: TypeAlias = tuple[int, ...]
 EvictionRank: TypeAlias = Callable[[Node], Rank]
 
 SLRU_HITS = 2
-"""Matches that bring a node into the protected segment of ``slru``."""
+"""Hits that bring a node into the protected segment of ``slru``."""
 
 TLRU_TOKENS = 1024
 """Tokens that ``tlru`` is willing to compute again: the time-to-first-token target less a next turn's length."""
@@ -42,7 +42,7 @@ def mru(node: Node) -> Rank:
 
 
 def slru(node: Node) -> Rank:
-    """Least recently used of those matched once at most, and only then of the others.
+    """Least recently used of those hit once at most, and only then of the others.
 
     Source: Karedla, Love, Wherry, "Caching strategies to improve disk system performance", Computer 27(3), 1994.
     """

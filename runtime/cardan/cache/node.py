@@ -22,7 +22,7 @@ class Node:
         locks: users of this node and of what is below it.
         last_access: tick of the last use.
         created: tick of the insertion.
-        hits: matches that used it.
+        hits: requests that were admitted with it.
         priority: highest priority of a request that brought or used it.
         doubted: a request that failed had computed it, and others still used it then.
     """

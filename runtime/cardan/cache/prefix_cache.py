@@ -70,8 +70,13 @@ class PrefixCache(abc.ABC):
     def match(self, tokens: Int32Array, namespace: str | None, limit: int) -> Match:
         """Find the longest cached prefix of ``tokens: [n]``, at most ``limit`` tokens of it, whole pages only.
 
-        Counts as a use. The slots stay valid until the next ``evict`` unless the node is locked.
+        The slots stay valid until the next ``evict`` unless the node is locked. It was used just now, but that is no
+        hit: whoever takes the slots tells ``note_hit``.
         """
+
+    @abc.abstractmethod
+    def note_hit(self, node: NodeHandle) -> None:
+        """Count a hit on a prefix, from its start to the node."""
 
     @abc.abstractmethod
     def peek(self, tokens: Int32Array, namespace: str | None, limit: int) -> tuple[int, NodeHandle]:
@@ -142,6 +147,9 @@ class NoPrefixCache(PrefixCache):
     def match(self, tokens: Int32Array, namespace: str | None, limit: int) -> Match:
         """Find nothing."""
         return Match(NO_SLOTS, None)
+
+    def note_hit(self, node: NodeHandle) -> None:
+        """Do nothing."""
 
     def peek(self, tokens: Int32Array, namespace: str | None, limit: int) -> tuple[int, NodeHandle]:
         """Find nothing."""

@@ -73,10 +73,16 @@ class RadixTree(PrefixCache):
                 child = self._split(child, common)
             pieces.append(child.slots)
             position += common
-            child.hits += 1
             self._touch(child)
             node = child
         return Match(_concatenate(pieces), node)
+
+    def note_hit(self, node: NodeHandle) -> None:
+        """Count a hit on every node from ``node`` to the root."""
+        while node is not None:
+            node.hits += 1
+            self._offer(node)
+            node = node.parent
 
     def peek(self, tokens: Int32Array, namespace: str | None, limit: int) -> tuple[int, NodeHandle]:
         """Length of the match and the node it ends in, changing nothing."""

@@ -125,6 +125,7 @@ class PrefillPlanner:
         if verdict is not Verdict.FITS:
             memory.cache.unlock(match.node)
             return verdict
+        memory.cache.note_hit(match.node)
         shared.note(request, match.node, match.length)
         admitted.append(self._admit(request, match, budget))
         return verdict
