@@ -27,7 +27,7 @@ def tokenizer(null_config):
 
 
 def details(finish=None, **fields) -> Details:
-    values = {"prompt_tokens": 1, "completion_tokens": 1, "cached_tokens": 0, "num_retractions": 0, "queue_s": 0.0}
+    values = {"prompt_tokens": 1, "cached_tokens": 0, "num_retractions": 0, "queue_s": 0.0}
     return Details(finish=finish, **{**values, **fields})
 
 
@@ -91,7 +91,7 @@ def test_merged_news_keep_all_logprobs_and_the_latest_totals(tokenizer):
     detokenizer = opened(tokenizer, interval=10)
     one, two = TokenLogprobs(logprob=-1.0), TokenLogprobs(logprob=-2.0)
     first = details(logprobs=[one], prompt_logprobs=[None])
-    last = details(FinishReason(FinishKind.LENGTH), logprobs=[two], completion_tokens=2, num_retractions=3)
+    last = details(FinishReason(FinishKind.LENGTH), logprobs=[two], num_retractions=3)
     detokenizer.take(TokenBatch([], [], [TokenNews("a", [104], first)]))
     detokenizer.take(TokenBatch([], [], [TokenNews("a", [105], last)]))
     (news,) = detokenizer.flush().news

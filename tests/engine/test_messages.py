@@ -19,7 +19,6 @@ from cardan.types import FinishKind, FinishReason, LogprobParams, SamplingParams
 DETAILS = Details(
     finish=FinishReason(FinishKind.STOP, matched="end"),
     prompt_tokens=3,
-    completion_tokens=2,
     cached_tokens=1,
     num_retractions=0,
     queue_s=0.5,

@@ -61,6 +61,7 @@ class Harness:
     requests: dict[str, Request] = field(default_factory=dict)
     tokens: dict[str, list[int]] = field(default_factory=dict)
     ends: dict[str, RequestOutput] = field(default_factory=dict)
+    first_token_s: dict[str, float] = field(default_factory=dict)
     detailed: dict[str, list[RequestOutput]] = field(default_factory=dict)
     steps: list[Scheduled] = field(default_factory=list)
 
@@ -92,7 +93,7 @@ class Harness:
     def commit(self) -> None:
         """Read the oldest step in flight."""
         scheduled, result = self.flying.popleft()
-        self.take(self.scheduler.commit(scheduled, result, self.now_s))
+        self.take(self.scheduler.commit(scheduled, result))
         self.check_after_commit()
 
     def turn(self) -> bool:
@@ -118,10 +119,11 @@ class Harness:
         assert len(outputs.rids) == len(outputs.token_ids)
         for rid, tokens in outputs.tokens():
             assert rid not in self.ends, "news after the end"
+            if tokens:
+                self.first_token_s.setdefault(rid, self.now_s)
             self.tokens[rid].extend(tokens)
         for output in outputs.detailed:
             self.detailed[output.rid].append(output)
-            assert output.num_completion_tokens == len(self.tokens[output.rid])
             if output.finish_reason is not None:
                 self.ends[output.rid] = output
 

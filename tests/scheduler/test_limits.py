@@ -39,12 +39,12 @@ def test_output_is_clamped_to_the_pool_and_to_the_context_and_the_answer_says_so
     harness.add(request("pool", 20, max_new=1000), request("fits", 20, max_new=5))
     harness.run()
     assert harness.ends["pool"].max_new_tokens_clamped == 64 - 20 - 1 - 1
-    assert harness.ends["pool"].num_completion_tokens == 42
+    assert len(harness.tokens["pool"]) == 42
     assert harness.ends["fits"].max_new_tokens_clamped is None
     context = Harness(settings(num_slots=400, context_length=50))
     context.add(request("context", 20, max_new=1000))
     context.run()
-    assert context.ends["context"].num_completion_tokens == 30
+    assert len(context.tokens["context"]) == 30
 
 
 def test_a_request_without_output_ends_with_its_prompt() -> None:

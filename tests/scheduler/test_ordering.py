@@ -124,7 +124,7 @@ def test_a_difference_above_the_threshold_preempts_the_newest_of_the_lowest(over
     assert harness.requests["new"].num_retractions == 1
     assert harness.requests["old"].num_retractions == 0
     assert harness.scheduler.stats().totals["preemptions"] == 1
-    assert harness.ends["urgent"].first_token_s < 0.1
+    assert harness.first_token_s["urgent"] < 0.1
     harness.check_nothing_left()
 
 

@@ -128,7 +128,7 @@ def test_steps_are_committed_in_order() -> None:
     harness.plan()
     scheduled, result = harness.flying[1]
     with pytest.raises(AssertionError, match="in the order they were planned"):
-        harness.scheduler.commit(scheduled, result, 0.0)
+        harness.scheduler.commit(scheduled, result)
 
 
 @pytest.mark.parametrize("overlap", [False, True])

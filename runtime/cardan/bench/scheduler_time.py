@@ -59,7 +59,7 @@ def measure_scheduler(rows: int, steps: int = 200, page_size: int = 1) -> Schedu
         assert scheduled is not None, "requests that never end are running"
         result = _made_up_result(scheduled)
         ready_s = time.perf_counter()
-        scheduler.commit(scheduled, result, ready_s)
+        scheduler.commit(scheduled, result)
         if scheduled.batch.mode is ForwardMode.DECODE and scheduled.batch.num_rows == rows:
             plan_s.append(planned_s - start_s)
             commit_s.append(time.perf_counter() - ready_s)

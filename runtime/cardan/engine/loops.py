@@ -87,7 +87,7 @@ class LoopState:
         """Wait for a step and do its bookkeeping."""
         self.last_replayed = launched.step.replayed
         self.num_replays += self.last_replayed
-        return self.scheduler.commit(launched.scheduled, launched.step.result(), self.clock())
+        return self.scheduler.commit(launched.scheduled, launched.step.result())
 
 
 def plain_turn(state: LoopState) -> OutputBatch | None:

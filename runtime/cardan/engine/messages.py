@@ -127,7 +127,6 @@ class Details(msgspec.Struct, array_like=True, frozen=True):
 
     finish: FinishReason | None
     prompt_tokens: int
-    completion_tokens: int
     cached_tokens: int
     num_retractions: int
     queue_s: float

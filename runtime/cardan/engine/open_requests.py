@@ -152,7 +152,7 @@ class OpenRequest:
         )
 
 
-_NO_DETAILS = Details(None, 0, 0, 0, 0, 0.0)
+_NO_DETAILS = Details(None, 0, 0, 0, 0.0)
 
 
 class OpenRequests:

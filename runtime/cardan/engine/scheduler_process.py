@@ -169,7 +169,6 @@ def _token_news(output: RequestOutput) -> TokenNews:
     details = Details(
         finish=output.finish_reason,
         prompt_tokens=output.num_prompt_tokens,
-        completion_tokens=output.num_completion_tokens,
         cached_tokens=output.num_cached_tokens,
         num_retractions=output.num_retractions,
         queue_s=output.queue_s,

@@ -30,7 +30,7 @@ MAX_IN_FLIGHT = 2
 class Scheduler:
     """Decides who runs when, over one KV pool.
 
-    One turn of the plain loop: ``scheduled = plan(now)``, run ``scheduled.batch``, ``commit(scheduled, result, now)``.
+    One turn of the plain loop: ``scheduled = plan(now)``, run ``scheduled.batch``, ``commit(scheduled, result)``.
     One turn of the overlapped loop: ``plan`` and launch step N+1, then read step N and ``commit`` it. Steps are
     committed in the order they were planned, and at most two are in flight. Both loops give the same tokens.
 
@@ -129,13 +129,13 @@ class Scheduler:
             state.ratio.reset()
         return scheduled
 
-    def commit(self, scheduled: Scheduled, result: StepResult, now_s: float) -> OutputBatch:
+    def commit(self, scheduled: Scheduled, result: StepResult) -> OutputBatch:
         """Take in the result of the oldest step in flight.
 
         Returns:
             News of its requests, and whatever ``take_outputs`` would give.
         """
-        outputs = self._committer.commit(scheduled, result, now_s)
+        outputs = self._committer.commit(scheduled, result)
         if self._state.outputs:
             outputs.detailed.extend(self.take_outputs().detailed)
         return outputs

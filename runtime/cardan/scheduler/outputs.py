@@ -23,13 +23,11 @@ class RequestOutput:
             position 0 has none.
         finish_reason: None while it goes on.
         num_prompt_tokens: length of the prompt.
-        num_completion_tokens: output tokens so far.
         num_cached_tokens: prompt tokens that came from the cache.
         num_retractions: how often it lost its KV and was prefilled again.
         max_new_tokens_clamped: the limit that applies, when the pool or the context forced a lower one.
         truncated_from: length of the prompt before it was cut, or None.
         queue_s: seconds from arrival to the first prefill pass.
-        first_token_s: seconds from arrival to the first token, or None before it.
     """
 
     rid: str
@@ -38,13 +36,11 @@ class RequestOutput:
     prompt_logprobs: tuple[TokenLogprobs | None, ...] = ()
     finish_reason: FinishReason | None = None
     num_prompt_tokens: int = 0
-    num_completion_tokens: int = 0
     num_cached_tokens: int = 0
     num_retractions: int = 0
     max_new_tokens_clamped: int | None = None
     truncated_from: int | None = None
     queue_s: float = 0.0
-    first_token_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

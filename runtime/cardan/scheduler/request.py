@@ -52,7 +52,7 @@ class Request:
         priority: higher runs first, with priority scheduling.
         cache_salt: prefixes are shared only with requests of the same salt.
         routing_key: for the ``routing-key`` policy.
-        arrival_s: when it arrived, on the clock of ``plan`` and ``commit``.
+        arrival_s: when it arrived, on the clock of ``plan``.
         eos_ids: ids that end it unless ``params.ignore_eos``.
         needs_grammar: it waits for ``Scheduler.grammar_ready``, and its rows wait for a mask.
 
@@ -71,7 +71,6 @@ class Request:
         num_retractions: how often it lost its KV.
         deferrals: passes it waited for another request with the same prefix.
         first_run_s: time of its first prefill pass.
-        first_token_s: time of its first token.
         prompt_logprobs: logprobs of prompt tokens so far, from ``logprobs.prompt_start`` on.
         finish_reason: why it ended.
     """
@@ -103,7 +102,6 @@ class Request:
     num_retractions: int = field(default=0, init=False)
     deferrals: int = field(default=0, init=False)
     first_run_s: float | None = field(default=None, init=False)
-    first_token_s: float | None = field(default=None, init=False)
     prompt_logprobs: list[TokenLogprobs | None] = field(default_factory=list, init=False)
     finish_reason: FinishReason | None = field(default=None, init=False)
     prompt: Int32Array = field(init=False)

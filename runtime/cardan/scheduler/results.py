@@ -22,7 +22,6 @@ class _Reading:
 
     scheduled: Scheduled
     result: StepResult
-    now_s: float
     outputs: OutputBatch
 
     def logprobs_of(self, index: int) -> TokenLogprobs | None:
@@ -35,14 +34,14 @@ class Committer:
     def __init__(self, state: State) -> None:
         self._state = state
 
-    def commit(self, scheduled: Scheduled, result: StepResult, now_s: float) -> OutputBatch:
+    def commit(self, scheduled: Scheduled, result: StepResult) -> OutputBatch:
         """Take a step's tokens in. Rows that ended meanwhile drop theirs; retracted requests keep theirs."""
         state = self._state
         oldest = state.in_flight.popleft()
         assert oldest is scheduled, "steps are committed in the order they were planned"
         everyone = scheduled.batch.row_ids if scheduled.extends else scheduled.rows
         state.memory.arrays.safe_len[everyone] = scheduled.batch.seq_lens
-        reading = _Reading(scheduled, result, now_s, OutputBatch())
+        reading = _Reading(scheduled, result, OutputBatch())
         self._take_prompt_logprobs(reading)
         if scheduled.rows.shape[0]:
             self._take_tokens(reading)
@@ -117,8 +116,7 @@ class Committer:
             self._state.waiting.note_token()
             self._state.totals["generated_tokens"] += 1
         prompt_logprobs: tuple[TokenLogprobs | None, ...] = ()
-        if request.first_token_s is None:
-            request.first_token_s = reading.now_s
+        if len(request.output_ids) == 1:
             prompt_logprobs = tuple(request.prompt_logprobs)
         logprobs = (reading.logprobs_of(index),) if request.logprobs.output else ()
         if (reason := finish_reason(request, token)) is not None:

@@ -181,7 +181,6 @@ def output_of(
 ) -> RequestOutput:
     """News of a request with its totals as they are now."""
     first_run_s = request.first_run_s
-    first_token_s = request.first_token_s
     return RequestOutput(
         rid=request.rid,
         new_token_ids=token_ids,
@@ -189,11 +188,9 @@ def output_of(
         prompt_logprobs=prompt_logprobs,
         finish_reason=request.finish_reason,
         num_prompt_tokens=request.num_prompt,
-        num_completion_tokens=len(request.output_ids),
         num_cached_tokens=request.cached_tokens,
         num_retractions=request.num_retractions,
         max_new_tokens_clamped=request.max_new_tokens_clamped,
         truncated_from=request.truncated_from,
         queue_s=0.0 if first_run_s is None else first_run_s - request.arrival_s,
-        first_token_s=None if first_token_s is None else first_token_s - request.arrival_s,
     )
