@@ -67,6 +67,7 @@ class EngineCore:
             cache_salt=message.cache_salt,
             routing_key=message.routing_key,
             arrival_s=message.arrival_s,
+            truncated_from=message.truncated_from,
             eos_ids=eos_ids,
         )
         self.scheduler.add(request)

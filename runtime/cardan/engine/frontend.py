@@ -10,7 +10,7 @@ import logging
 import shutil
 import tempfile
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Self, TypeVar, cast
@@ -230,13 +230,14 @@ class Frontend:
         self._check_taking()
         check_request(request, self._limits)
         self._requests.check_rid(request.rid)
-        prompt_ids = request.input_ids
+        prompt_ids: Sequence[int] | None = request.input_ids
         if prompt_ids is None:
             prompt_ids = await self._tokenize(request.text or "", request.add_special_tokens)
             self._check_taking()
-        self._check_length(prompt_ids)
-        check_prompt(request, prompt_ids, self._limits)
-        opened, messages = self._requests.open(request, prompt_ids, arrival_s)
+        kept_ids = self._fit(prompt_ids)
+        check_prompt(request, kept_ids, self._limits)
+        truncated_from = len(prompt_ids) if len(kept_ids) < len(prompt_ids) else None
+        opened, messages = self._requests.open(request, kept_ids, arrival_s, truncated_from)
         try:
             for message in messages:
                 self._send(message)
@@ -254,17 +255,20 @@ class Frontend:
         if self._draining:
             raise QueueFullError("The engine is shutting down and takes no new requests. Send them elsewhere.")
 
-    def _check_length(self, prompt_ids: tuple[int, ...]) -> None:
-        """Before ids are looked at and sent on: a prompt of millions of tokens would hold up all other requests."""
+    def _fit(self, prompt_ids: Sequence[int]) -> tuple[int, ...]:
+        """Refuse or cut a prompt that is too long, as the scheduler would.
+
+        Here, before ids are looked at and sent on: a prompt of millions of tokens would hold up all other requests.
+        """
         info = self.info
         if len(prompt_ids) > info.max_input_tokens and not self._config.scheduler.allow_auto_truncate:
             raise prompt_too_long(len(prompt_ids), info.max_input_tokens, info.context_length, info.max_total_tokens)
+        return tuple(prompt_ids[: info.max_input_tokens])
 
-    async def _tokenize(self, text: str, add_special_tokens: bool) -> tuple[int, ...]:
+    async def _tokenize(self, text: str, add_special_tokens: bool) -> list[int]:
         if len(text) < _LONG_TEXT_CHARACTERS:
-            return tuple(self.tokenizer.encode(text, add_special_tokens))
-        encoded = await self._loop.run_in_executor(self._tokenizing, self.tokenizer.encode, text, add_special_tokens)
-        return tuple(encoded)
+            return self.tokenizer.encode(text, add_special_tokens)
+        return await self._loop.run_in_executor(self._tokenizing, self.tokenizer.encode, text, add_special_tokens)
 
     async def abort(self, rid: str | None) -> None:
         """Abort one request, or all for None. An unknown id is ignored."""

@@ -75,6 +75,7 @@ class Generate(msgspec.Struct, tag="generate", array_like=True, frozen=True):
         cache_salt: namespace of cached prefixes.
         routing_key: for the ``routing-key`` policy.
         arrival_s: on the machine's monotonic clock, which all processes share.
+        truncated_from: length of the prompt before it was cut, or None.
     """
 
     wire_id: str
@@ -85,6 +86,7 @@ class Generate(msgspec.Struct, tag="generate", array_like=True, frozen=True):
     cache_salt: str | None
     routing_key: str | None
     arrival_s: float
+    truncated_from: int | None = None
 
 
 class Abort(msgspec.Struct, tag="abort", array_like=True, frozen=True):

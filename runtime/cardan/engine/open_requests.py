@@ -188,9 +188,20 @@ class OpenRequests:
             )
 
     def open(
-        self, request: GenerateRequest, prompt_ids: tuple[int, ...], arrival_s: float
+        self,
+        request: GenerateRequest,
+        prompt_ids: tuple[int, ...],
+        arrival_s: float,
+        truncated_from: int | None = None,
     ) -> tuple[OpenRequest, list[Generate]]:
-        """Enter a request; returns it and one message for each of its choices, seeded ``seed + index``."""
+        """Enter a request; returns it and one message for each of its choices, seeded ``seed + index``.
+
+        Args:
+            request: what the caller asks.
+            prompt_ids: its prompt, cut where it had to be.
+            arrival_s: when it came, on the monotonic clock.
+            truncated_from: length of the prompt before it was cut, or None.
+        """
         self.check_rid(request.rid)
         rid = request.rid or f"req-{next(self._numbers)}"
         while request.rid is None and rid in self._by_rid:
@@ -212,6 +223,7 @@ class OpenRequests:
                     cache_salt=request.cache_salt,
                     routing_key=request.routing_key,
                     arrival_s=arrival_s,
+                    truncated_from=truncated_from,
                 )
             )
         self._by_rid[rid] = opened

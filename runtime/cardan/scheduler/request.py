@@ -55,6 +55,7 @@ class Request:
         arrival_s: when it arrived, on the clock of ``plan``.
         eos_ids: ids that end it unless ``params.ignore_eos``.
         needs_grammar: it waits for ``Scheduler.grammar_ready``, and its rows wait for a mask.
+        truncated_from: length of the prompt before it was cut, by the caller or here, or None.
 
         state: where it is.
         order: number of its arrival.
@@ -63,7 +64,6 @@ class Request:
         output_ids: tokens so far, the stop token included.
         max_new_tokens: the limit that applies.
         max_new_tokens_clamped: the same, when it is lower than what was asked for.
-        truncated_from: length of the prompt before it was cut, or None.
         seed: key of its sampling noise.
         cached_tokens: prompt tokens that came from the cache when it was first admitted.
         prefill_start: tokens that came from the cache when it was last admitted.
@@ -86,6 +86,7 @@ class Request:
     arrival_s: float = 0.0
     eos_ids: frozenset[int] = frozenset()
     needs_grammar: bool = False
+    truncated_from: int | None = None
 
     state: RequestState = field(default=RequestState.NEW, init=False)
     order: int = field(default=0, init=False)
@@ -94,7 +95,6 @@ class Request:
     output_ids: list[int] = field(default_factory=list, init=False)
     max_new_tokens: int = field(default=0, init=False)
     max_new_tokens_clamped: int | None = field(default=None, init=False)
-    truncated_from: int | None = field(default=None, init=False)
     seed: int = field(default=0, init=False)
     cached_tokens: int = field(default=0, init=False)
     prefill_start: int = field(default=0, init=False)
@@ -164,6 +164,6 @@ class Request:
 
     def cut_prompt(self, num_tokens: int) -> None:
         """Keep the first ``num_tokens`` of the prompt."""
-        self.truncated_from = self.num_prompt
+        self.truncated_from = self.truncated_from or self.num_prompt
         self.prompt = self.prompt[:num_tokens]
         self._sequence = self.prompt

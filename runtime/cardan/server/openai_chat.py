@@ -85,7 +85,8 @@ async def _build_job(state: ServerState, body: ChatBody) -> Job:
     state.check_text(prompt, "messages")
     ids = await encode_prompt(state.engine.tokenizer, prompt, add_special_tokens=False)
     info = state.engine.info
-    room = max(1, min(info.context_length, info.max_total_tokens) - len(ids) - 1)
+    kept = min(len(ids), info.max_input_tokens)  # what is more is refused or cut
+    room = max(1, min(info.context_length, info.max_total_tokens) - kept - 1)
     request_id = body.rid or f"chatcmpl-{uuid.uuid4().hex}"
     generate = GenerateRequest(
         input_ids=ids,

@@ -74,7 +74,7 @@ async def completions(request: Request) -> Response:
     state.check_model(body.model)
     state.check_scheduling(body.priority, body.routing_key)
     state.check_ids_length(body.prompt, "prompt")
-    prompts = _read_prompts(body.prompt, state.engine.info.vocab_size)
+    prompts = _read_prompts(state, body.prompt)
     stream_usage = body.include_usage()
     completion = _Completion(state, body, _build_job(state, body, prompts), _echoed(state, body, prompts), stream_usage)
     if body.stream:
@@ -84,7 +84,7 @@ async def completions(request: Request) -> Response:
     return JsonResponse(_whole(completion, choices))
 
 
-def _read_prompts(value: object, vocab_size: int) -> list[Prompt]:
+def _read_prompts(state: ServerState, value: object) -> list[Prompt]:
     if isinstance(value, str):
         value = [value]
     if not isinstance(value, list) or not value:
@@ -92,16 +92,13 @@ def _read_prompts(value: object, vocab_size: int) -> list[Prompt]:
             "'prompt' must be a string, a list of strings, a list of token ids or a list of such lists, and not empty.",
             param="prompt",
         )
-    prompts: list[Prompt]
-    if all(isinstance(item, str) for item in value):
-        prompts = list(value)
-    elif all(isinstance(item, list) for item in value):
-        prompts = [check_prompt_ids(item, vocab_size, "prompt") for item in value]
-    else:
-        prompts = [check_prompt_ids(value, vocab_size, "prompt")]
-    if len(prompts) > MAX_PROMPTS:
-        raise RequestError(f"'prompt' may hold at most {MAX_PROMPTS} prompts, got {len(prompts)}.", param="prompt")
-    return prompts
+    if isinstance(value[0], str | list) and len(value) > MAX_PROMPTS:
+        raise RequestError(f"'prompt' may hold at most {MAX_PROMPTS} prompts, got {len(value)}.", param="prompt")
+    if isinstance(value[0], str) and all(isinstance(item, str) for item in value):
+        return list(value)
+    info = state.engine.info
+    prompts = value if isinstance(value[0], list) and all(isinstance(item, list) for item in value) else [value]
+    return [check_prompt_ids(ids, info.vocab_size, "prompt", info.max_input_tokens) for ids in prompts]
 
 
 def _build_job(state: ServerState, body: CompletionBody, prompts: list[Prompt]) -> Job:
@@ -151,8 +148,11 @@ def _sampling(state: ServerState, body: CompletionBody) -> SamplingParams:
 def _echoed(state: ServerState, body: CompletionBody, prompts: list[Prompt]) -> tuple[str, ...]:
     if not body.echo:
         return ("",) * len(prompts)
-    decode = state.engine.tokenizer.decode
-    return tuple(prompt if isinstance(prompt, str) else decode(prompt, skip_special_tokens=False) for prompt in prompts)
+    decode, most_tokens = state.engine.tokenizer.decode, state.engine.info.max_input_tokens
+    return tuple(
+        prompt if isinstance(prompt, str) else decode(prompt[:most_tokens], skip_special_tokens=False)
+        for prompt in prompts
+    )
 
 
 def _whole(completion: _Completion, prompts: list[list[Choice]]) -> dict[str, Any]:

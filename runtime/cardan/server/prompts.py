@@ -21,16 +21,22 @@ LONG_TEXT = 4096
 """Texts beyond this many characters are encoded in a thread, so that other requests go on."""
 
 
-def check_prompt_ids(value: object, vocab_size: int, param: str) -> tuple[int, ...]:
+def check_prompt_ids(value: object, vocab_size: int, param: str, most_tokens: int | None = None) -> tuple[int, ...]:
     """Token ids of one prompt.
+
+    Args:
+        value: what was sent.
+        vocab_size: ids are below it.
+        param: the field, for messages.
+        most_tokens: ids beyond so many are not looked at, because the engine cuts them off.
 
     Raises:
         RequestError: it is no list of ids, or an id lies outside the vocabulary.
     """
-    if not isinstance(value, list) or not all(type(item) is int for item in value):
+    if not isinstance(value, list) or not all(type(item) is int for item in value[:most_tokens]):
         raise RequestError(f"'{param}' must be a list of token ids, or a list of such lists.", param=param)
     ids = tuple(value)
-    check_token_ids(ids, vocab_size, param)
+    check_token_ids(ids[:most_tokens], vocab_size, param)
     return ids
 
 

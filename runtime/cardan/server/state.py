@@ -99,18 +99,20 @@ class ServerState:
             )
 
     def check_ids_length(self, value: object, param: str) -> None:
-        """Refuse a single prompt of ids that cannot fit, before time is spent on looking at each of them.
+        """Refuse prompts of ids that cannot fit, before time is spent on looking at each of them.
 
         Raises:
-            PromptTooLongError: it has more entries than a prompt may have tokens.
+            PromptTooLongError: one has more entries than a prompt may have tokens.
         """
         most_tokens = self.engine.info.max_input_tokens
-        if self.config.scheduler.allow_auto_truncate or not isinstance(value, list) or len(value) <= most_tokens:
+        if self.config.scheduler.allow_auto_truncate or not isinstance(value, list):
             return
-        if isinstance(value[0], int):
-            raise PromptTooLongError(
-                f"The prompt has {len(value)} token ids. At most {most_tokens} fit. Shorten the prompt.", param=param
-            )
+        prompts = value if value and isinstance(value[0], list) else [value]
+        for ids in prompts:
+            if isinstance(ids, list) and len(ids) > most_tokens and isinstance(ids[0], int):
+                raise PromptTooLongError(
+                    f"The prompt has {len(ids)} token ids. At most {most_tokens} fit. Shorten the prompt.", param=param
+                )
 
     def check_text(self, text: str, param: str) -> None:
         """Refuse a text that cannot fit, however well it tokenizes, before time is spent on tokenizing it.

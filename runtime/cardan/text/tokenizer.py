@@ -72,7 +72,7 @@ class Tokenizer:
             # As a batch of one, since the backend lets go of the interpreter's lock for batches only: a long text
             # must not hold up whatever else this process serves.
             (encoding,) = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
-            return list(encoding.ids)
+            return encoding.ids
         except (UnicodeEncodeError, TypeError) as error:
             raise RequestError(
                 "The text holds half of a surrogate pair (a \\ud800 to \\udfff escape without its partner), "
