@@ -48,7 +48,7 @@ def opened(tokenizer, interval=1, **sampling) -> Detokenizer:
 def take(detokenizer, batch):
     detokenizer.take(batch)
     flushed = detokenizer.flush()
-    return None if flushed is None else [(news.text, news.token_ids) for news in flushed.news]
+    return None if flushed is None else [(news.text, list(news.token_ids)) for news in flushed.news]
 
 
 def test_each_token_goes_out_at_once(tokenizer):
@@ -90,14 +90,14 @@ def test_what_was_held_back_goes_out_at_the_end(tokenizer):
 def test_merged_news_keep_all_logprobs_and_the_latest_totals(tokenizer):
     detokenizer = opened(tokenizer, interval=10)
     one, two = TokenLogprobs(logprob=-1.0), TokenLogprobs(logprob=-2.0)
-    first = details(logprobs=[one], prompt_logprobs=[None])
-    last = details(FinishReason(FinishKind.LENGTH), logprobs=[two], num_retractions=3)
+    first = details(logprobs=(one,), prompt_logprobs=(None,))
+    last = details(FinishReason(FinishKind.LENGTH), logprobs=(two,), num_retractions=3)
     detokenizer.take(TokenBatch([], [], [TokenNews("a", [104], first)]))
     detokenizer.take(TokenBatch([], [], [TokenNews("a", [105], last)]))
     (news,) = detokenizer.flush().news
     assert news.text == "hi"
-    assert news.details.logprobs == [one, two]
-    assert news.details.prompt_logprobs == [None]
+    assert news.details.logprobs == (one, two)
+    assert news.details.prompt_logprobs == (None,)
     assert news.details.num_retractions == 3
     assert news.details.finish is not None
 

@@ -24,8 +24,8 @@ DETAILS = Details(
     queue_s=0.5,
     max_new_tokens_clamped=9,
     truncated_from=70,
-    logprobs=[TokenLogprobs(logprob=-1.0, top=((1, -1.0),), chosen=((2, -3.0),)), None],
-    prompt_logprobs=[None, TokenLogprobs(logprob=-2.0)],
+    logprobs=(TokenLogprobs(logprob=-1.0, top=((1, -1.0),), chosen=((2, -3.0),)), None),
+    prompt_logprobs=(None, TokenLogprobs(logprob=-2.0)),
 )
 SAMPLING = SamplingParams(
     seed=2**64 - 1, stop=("a", "b"), stop_regex=("c+",), stop_token_ids=(4,), logit_bias={7: -math.inf, 8: 1.5}
@@ -43,7 +43,7 @@ SAMPLING = SamplingParams(
         (messages.Abort("a.1"), messages.SCHEDULER_DECODER),
         (messages.OpenStream("a.1", SAMPLING), messages.DETOKENIZER_DECODER),
         (TokenBatch(["a.1"], [5], [TokenNews("b.2", [1], DETAILS)]), messages.DETOKENIZER_DECODER),
-        (TextBatch([TextNews("a.1", "é", [5]), TextNews("b.2", "", [], DETAILS)]), messages.FRONTEND_DECODER),
+        (TextBatch([TextNews("a.1", "é", (5,)), TextNews("b.2", "", (), DETAILS)]), messages.FRONTEND_DECODER),
         (messages.StatsReply(3, EngineStats(num_running=2, totals={"requests": 5})), messages.FRONTEND_DECODER),
         (messages.Failed("scheduler", ErrorReport("ConfigError", "no")), messages.FRONTEND_DECODER),
     ],

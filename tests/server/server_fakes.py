@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import codecs
 import contextlib
-import dataclasses
 import threading
 import time
 import zlib
@@ -14,6 +13,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
 import httpx
+import msgspec
 import re2
 import uvicorn
 
@@ -151,7 +151,7 @@ class FakeEngine:
                         continue
                     output = choice[step]
                     if aborted.is_set():
-                        output = dataclasses.replace(
+                        output = msgspec.structs.replace(
                             output,
                             text="",
                             token_ids=(),
@@ -160,7 +160,7 @@ class FakeEngine:
                         )
                     self.totals["generated_tokens"] += len(output.token_ids)
                     now_s = time.monotonic() - started_s
-                    yield dataclasses.replace(
+                    yield msgspec.structs.replace(
                         output,
                         rid=rid,
                         cached_tokens=cached,
@@ -258,11 +258,11 @@ def _plan_choice(
         )
         for step, (token, piece) in enumerate(zip(tokens, pieces, strict=True))
     ]
-    outputs[-1] = dataclasses.replace(outputs[-1], finish_reason=reason)
+    outputs[-1] = msgspec.structs.replace(outputs[-1], finish_reason=reason)
     start = request.logprobs.prompt_start
     if start is not None:
         known = [None if at == 0 else _logprobs(request, token) for at, token in enumerate(prompt)]
-        outputs[0] = dataclasses.replace(
+        outputs[0] = msgspec.structs.replace(
             outputs[0], prompt_logprobs=tuple(known[start:]), prompt_token_ids=prompt[start:]
         )
     return outputs

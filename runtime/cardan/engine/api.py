@@ -9,6 +9,8 @@ from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+import msgspec
+
 from cardan.text.tokenizer import Tokenizer
 from cardan.types import FinishReason, LogprobParams, SamplingParams, TokenLogprobs
 
@@ -40,8 +42,7 @@ class GenerateRequest:
     add_special_tokens: bool = True
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RequestTimes:
+class RequestTimes(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Seconds that a request spent, all measured from its arrival but for ``queue_s``.
 
     Attributes:
@@ -55,9 +56,10 @@ class RequestTimes:
     e2e_s: float = 0.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GenerateOutput:
+class GenerateOutput(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """News of one choice of a request: what was added since the last output, and totals.
+
+    One is made for each token of every request, which is why this is a struct: it costs a fifth of a dataclass.
 
     Attributes:
         rid: the request.
@@ -92,7 +94,7 @@ class GenerateOutput:
     num_retractions: int = 0
     max_new_tokens_clamped: int | None = None
     truncated_from: int | None = None
-    times: RequestTimes = field(default_factory=RequestTimes)
+    times: RequestTimes = RequestTimes()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -34,7 +34,7 @@ class _Choice:
 
     def news(self, wire_id: str) -> TextNews:
         """Give out what was gathered."""
-        news = TextNews(wire_id, "".join(self.text), self.token_ids, self.details)
+        news = TextNews(wire_id, "".join(self.text), tuple(self.token_ids), self.details)
         self.text, self.token_ids, self.details = [], [], None
         self.started = True
         return news
@@ -43,8 +43,8 @@ class _Choice:
 def _merge(earlier: Details, later: Details) -> Details:
     return msgspec.structs.replace(
         later,
-        logprobs=[*earlier.logprobs, *later.logprobs],
-        prompt_logprobs=[*earlier.prompt_logprobs, *later.prompt_logprobs],
+        logprobs=(*earlier.logprobs, *later.logprobs),
+        prompt_logprobs=(*earlier.prompt_logprobs, *later.prompt_logprobs),
     )
 
 

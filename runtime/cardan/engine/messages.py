@@ -134,8 +134,8 @@ class Details(msgspec.Struct, array_like=True, frozen=True):
     queue_s: float
     max_new_tokens_clamped: int | None = None
     truncated_from: int | None = None
-    logprobs: list[TokenLogprobs | None] = []
-    prompt_logprobs: list[TokenLogprobs | None] = []
+    logprobs: tuple[TokenLogprobs | None, ...] = ()
+    prompt_logprobs: tuple[TokenLogprobs | None, ...] = ()
 
 
 class TokenNews(msgspec.Struct, array_like=True, frozen=True):
@@ -165,7 +165,7 @@ class TextNews(msgspec.Struct, array_like=True, frozen=True):
 
     wire_id: str
     text: str
-    token_ids: list[int]
+    token_ids: tuple[int, ...]
     details: Details | None = None
 
 

@@ -11,6 +11,8 @@ import itertools
 import time
 from dataclasses import dataclass, field, replace
 
+import msgspec
+
 from cardan.engine.api import GenerateOutput, GenerateRequest, RequestTimes
 from cardan.engine.messages import Details, Generate, TextNews
 from cardan.errors import CardanError, RequestError
@@ -27,15 +29,15 @@ class _Choice:
 
 
 class _Gathered:
-    """News of one choice since its consumer took the last, as one output."""
+    """Several news of one choice that its consumer has not taken, as one output."""
 
     __slots__ = ("_first", "_latest", "_logprobs", "_texts", "_token_ids")
 
-    def __init__(self, output: GenerateOutput) -> None:
-        self._first = self._latest = output
-        self._texts = [output.text]
-        self._token_ids = [*output.token_ids]
-        self._logprobs = [*output.logprobs]
+    def __init__(self, first: GenerateOutput) -> None:
+        self._first = self._latest = first
+        self._texts = [first.text]
+        self._token_ids = [*first.token_ids]
+        self._logprobs = [*first.logprobs]
 
     def add(self, output: GenerateOutput) -> None:
         """Append later news."""
@@ -47,9 +49,7 @@ class _Gathered:
     def output(self) -> GenerateOutput:
         """All of it: what was added in order, the latest totals."""
         first, latest = self._first, self._latest
-        if first is latest:
-            return first
-        return replace(
+        return msgspec.structs.replace(
             latest,
             text="".join(self._texts),
             token_ids=tuple(self._token_ids),
@@ -65,7 +65,7 @@ class Pending:
     __slots__ = ("_arrived", "_by_choice", "_error")
 
     def __init__(self) -> None:
-        self._by_choice: dict[int, _Gathered] = {}
+        self._by_choice: dict[int, GenerateOutput | _Gathered] = {}
         self._error: CardanError | None = None
         self._arrived = asyncio.Event()
 
@@ -74,11 +74,13 @@ class Pending:
 
     def put(self, output: GenerateOutput) -> None:
         """Add news of a choice."""
-        gathered = self._by_choice.get(output.index)
-        if gathered is None:
-            self._by_choice[output.index] = _Gathered(output)
+        waiting = self._by_choice.get(output.index)
+        if waiting is None:
+            self._by_choice[output.index] = output
         else:
-            gathered.add(output)
+            if not isinstance(waiting, _Gathered):
+                waiting = self._by_choice[output.index] = _Gathered(waiting)
+            waiting.add(output)
         self._arrived.set()
 
     def fail(self, error: CardanError) -> None:
@@ -96,7 +98,8 @@ class Pending:
             self._arrived.clear()
             await self._arrived.wait()
         if self._by_choice:
-            return self._by_choice.pop(next(iter(self._by_choice))).output()
+            waiting = self._by_choice.pop(next(iter(self._by_choice)))
+            return waiting.output() if isinstance(waiting, _Gathered) else waiting
         assert self._error is not None
         raise self._error
 
@@ -137,9 +140,9 @@ class OpenRequest:
             rid=self.rid,
             index=choice.index,
             text=news.text,
-            token_ids=tuple(news.token_ids),
-            logprobs=tuple(fresh.logprobs),
-            prompt_logprobs=tuple(fresh.prompt_logprobs),
+            token_ids=news.token_ids,
+            logprobs=fresh.logprobs,
+            prompt_logprobs=fresh.prompt_logprobs,
             prompt_token_ids=self.prompt_ids[self.prompt_start : totals.prompt_tokens] if has_prompt else (),
             finish_reason=fresh.finish,
             prompt_tokens=totals.prompt_tokens or len(self.prompt_ids),

@@ -174,7 +174,7 @@ def _token_news(output: RequestOutput) -> TokenNews:
         queue_s=output.queue_s,
         max_new_tokens_clamped=output.max_new_tokens_clamped,
         truncated_from=output.truncated_from,
-        logprobs=list(output.logprobs),
-        prompt_logprobs=list(output.prompt_logprobs),
+        logprobs=output.logprobs,
+        prompt_logprobs=output.prompt_logprobs,
     )
     return TokenNews(output.rid, list(output.new_token_ids), details)

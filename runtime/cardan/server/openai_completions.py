@@ -12,6 +12,7 @@ from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -231,7 +232,7 @@ class _News:
     def without_output(self) -> _News:
         """The same, with only the prompt left."""
         finish = FinishReason(FinishKind.LENGTH, length=0) if self.output.finish_reason else None
-        output = dataclasses.replace(self.output, text="", token_ids=(), logprobs=(), finish_reason=finish)
+        output = msgspec.structs.replace(self.output, text="", token_ids=(), logprobs=(), finish_reason=finish)
         return dataclasses.replace(self, output=output)
 
 
