@@ -29,15 +29,15 @@ struct Piece {
 template <int kRows>
 using Sums = vi[kRows][kPanelVectors];
 
-// Adds the products of four lines, 16 inner elements, for each row.
-template <Codes kCodes, bool kExpanded, int kRows>
+// Adds the products of some lines, four inner elements each, for each row.
+template <Codes kCodes, bool kExpanded, int kLines, int kRows>
 inline void add_lines(const uint8_t* group, int first, const int8_t* x, int64_t stride, Sums<kRows>& sums) {
   constexpr Codes kStored = kExpanded ? Codes::kByte : kCodes;
 #if defined(__AVX512VNNI__)
   // Two chains where rows are few: one would wait for itself.
   Sums<kRows> others = {};
-#pragma GCC unroll 4
-  for (int step = first; step < first + 4; ++step) {
+#pragma GCC unroll 8
+  for (int step = first; step < first + kLines; ++step) {
     const Line line = load_line<kStored>(group, step);
     for (int row = 0; row < kRows; ++row) {
       const vw values = broadcast_four(x + row * stride + 4 * step);
@@ -54,29 +54,30 @@ inline void add_lines(const uint8_t* group, int first, const int8_t* x, int64_t 
   // Sums of two products of 4-bit codes are at most 3,810: eight of them fit 16 bits, and four of 5-bit codes, two of
   // 6-bit ones. Codes of 8 bits are taken as two of 4.
   constexpr bool kSplit = kCodes == Codes::kByte;
-  constexpr int kStepsThatFit = kCodes == Codes::kSix ? 2 : 4;
+  constexpr int kLinesThatFit = std::min(kLines, kCodes == Codes::kSix ? 2 : kCodes == Codes::kFive ? 4 : 8);
   vw low[kRows][kPanelVectors] = {}, high[kRows][kPanelVectors] = {};
-#pragma GCC unroll 4
-  for (int step = first; step < first + 4; ++step) {
+#pragma GCC unroll 8
+  for (int step = first; step < first + kLines; ++step) {
     const Line line = load_line<kStored>(group, step);
     for (int row = 0; row < kRows; ++row) {
       const vw values = broadcast_four(x + row * stride + 4 * step);
       for (int v = 0; v < kPanelVectors; ++v) {
         low[row][v] += dot_two(kSplit ? line.part[v] & 0x0f0f : line.part[v], values);
-        if constexpr (kSplit) high[row][v] += dot_two(line.part[v] >> 4 & 0x0f0f, values);
-        if (kStepsThatFit == 2 && step % 2) {
-          sums[row][v] = fold(sums[row][v], low[row][v], 1);
-          low[row][v] = vw{};
+        pin(low[row][v]);
+        if constexpr (kSplit) {
+          high[row][v] += dot_two(line.part[v] >> 4 & 0x0f0f, values);
+          pin(high[row][v]);
         }
       }
     }
+    if ((step + 1) % kLinesThatFit == 0)
+      for (int row = 0; row < kRows; ++row)
+        for (int v = 0; v < kPanelVectors; ++v) {
+          sums[row][v] = fold(sums[row][v], low[row][v], 1);
+          if constexpr (kSplit) sums[row][v] = fold(sums[row][v], high[row][v], 16);
+          low[row][v] = high[row][v] = vw{};
+        }
   }
-  if constexpr (kStepsThatFit == 4)
-    for (int row = 0; row < kRows; ++row)
-      for (int v = 0; v < kPanelVectors; ++v) {
-        sums[row][v] = fold(sums[row][v], low[row][v], 1);
-        if constexpr (kSplit) sums[row][v] = fold(sums[row][v], high[row][v], 16);
-      }
 #endif
 }
 
@@ -114,9 +115,8 @@ void multiply(const Piece& piece, const Int8Rows& x, float* acc) {
         const int32_t start = kMinimums ? 0 : static_cast<const int32_t*>(x.sums)[row * x.sum_stride + unit];
         for (int v = 0; v < kPanelVectors; ++v) sums[row][v] = splat_int(start);
       }
-#pragma GCC unroll 2
-      for (int half = 0; half < 2 / kUnits; ++half)
-        add_lines<kCodes, kExpanded, kRows>(codes, 4 * (part + half), values, x.code_stride, sums);
+      constexpr int kLines = 8 / kUnits;
+      add_lines<kCodes, kExpanded, kLines, kRows>(codes, kLines * part, values, x.code_stride, sums);
       add_unit<kMinimums, kRows>(piece, unit, group, x, sums, totals);
     }
     codes += group_bytes(kExpanded ? Codes::kByte : kCodes);

@@ -49,6 +49,15 @@ inline vw dot_two(vw codes, vw values) {
 #endif
 }
 
+// Keeps the compiler from reordering sums so that more of them are alive than there are registers.
+inline void pin(vw& words) {
+#if defined(__x86_64__)
+  __asm__("" : "+x"(words));
+#else
+  (void)words;
+#endif
+}
+
 // sums + factor * both signed words of each lane.
 inline vi fold(vi sums, vw words, int factor) {
 #if defined(__AVX2__)
