@@ -184,3 +184,5 @@ def test_a_backend_that_is_not_there_is_refused():
         UnsupportedError, match=r"Attention backend must be one of gather on test, got 'metal'. Pass --"
     ):
         device.attention("metal", pool, pool.layout, "float32")
+    with pytest.raises(TypeError, match=r"the pool must come from this device's allocate_kv, got str"):
+        device.attention("gather", "a pool", pool.layout, "float32")

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
+import tomllib
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -12,8 +16,12 @@ from cardan.errors import ConfigError, UnsupportedError
 from cardan.platform import DeviceInfo, Evidence, Feature, ModelFacts, Support
 from cardan.platform.resolve import platform_facts, resolve
 from cardan.types import LayerKV
+from cardan_mlx import backend as mlx_backend
 from cardan_mlx import mlx_platform
+from cardan_mlx.backend import OLDEST_MLX, Backend
 from cardan_mlx.mlx_platform import MlxPlatform
+
+ROOT = Path(__file__).parents[2]
 
 INFO = DeviceInfo(index=0, name="test")
 
@@ -38,9 +46,25 @@ def facts(family="llama", dtype="bfloat16", **formats):
 
 
 @pytest.fixture
-def on_mac(monkeypatch):
-    monkeypatch.setattr(mlx_platform, "_on_apple", lambda: True)
-    monkeypatch.setattr(mlx_platform, "_installed", lambda: True)
+def computes_on(monkeypatch):
+    """Makes MLX be there and compute on a back end, on a Mac or on Linux."""
+
+    def choose(found, on_apple):
+        monkeypatch.setattr(mlx_platform, "backend", lambda: found)
+        monkeypatch.setattr(mlx_platform, "missing", lambda **_: None)
+        monkeypatch.setattr(mlx_platform, "_on_apple", lambda: on_apple)
+
+    return choose
+
+
+@pytest.fixture
+def on_mac(computes_on):
+    computes_on(Backend.METAL, True)
+
+
+@pytest.fixture
+def on_linux(computes_on):
+    computes_on(Backend.CPU, False)
 
 
 def test_asking_about_the_platform_imports_no_array_library():
@@ -48,27 +72,133 @@ def test_asking_about_the_platform_imports_no_array_library():
         "import sys\n"
         "from cardan_mlx import platform\n"
         "platform.probe(), platform.options()\n"
-        "print(sorted({'torch', 'mlx.core', 'numpy.linalg'} & set(sys.modules) - {'numpy.linalg'}))"
+        "print(sorted({'torch', 'mlx.core'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 
 
 def test_without_mlx_it_says_what_to_install(monkeypatch):
-    monkeypatch.setattr(mlx_platform, "find_spec", lambda name: None)
+    monkeypatch.setattr(mlx_backend, "find_spec", lambda name: None)
     answer = MlxPlatform().probe()
     assert (answer.score, answer.usable) == (0, False)
     assert answer.reason == "mlx is not installed; `pip install 'cardan[mlx]'` brings it"
     assert MlxPlatform().devices() == ()
 
 
-def test_on_a_mac_it_goes_before_the_cpu_and_on_linux_after(on_mac, monkeypatch):
+@pytest.mark.parametrize(
+    ("versions", "library", "reason"),
+    [
+        ({"mlx": "0.29.0"}, True, r"mlx 0\.29\.0 is installed, 0\.30\.4 or newer is needed; `pip install -U"),
+        ({"mlx": "0.30.3.dev7"}, True, r"mlx 0\.30\.3\.dev7 is installed, 0\.30\.4 or newer"),
+        ({"mlx": "0.32.4", "mlx-cuda-12": "0.32.4"}, True, r"MLX's CUDA back end \(mlx-cuda-12\) is installed, which"),
+        (
+            {"mlx": "0.32.4"},
+            False,
+            r"mlx is installed without a back end; `pip install 'cardan\[mlx\]'` brings its CPU",
+        ),
+        ({"mlx": "0.30.4"}, True, None),
+        ({"mlx": "1.0"}, True, None),
+        ({}, True, None),
+    ],
+)
+def test_an_mlx_that_cannot_be_computed_with_says_why(monkeypatch, tmp_path, versions, library, reason):
+    if library:
+        (tmp_path / "lib").mkdir()
+        (tmp_path / "lib" / "libmlx.so").touch()
+    spec = SimpleNamespace(submodule_search_locations=[str(tmp_path)])
+    monkeypatch.setattr(mlx_backend, "find_spec", lambda name: spec)
+    monkeypatch.setattr(mlx_backend, "_version", versions.get)
+    monkeypatch.setattr(mlx_platform, "_on_apple", lambda: False)
+    monkeypatch.setattr(mlx_platform.host, "system", lambda: "Linux")
+    answer = MlxPlatform().probe()
+    assert answer.usable is (reason is None)
+    if reason is not None:
+        assert answer.score == 0
+        assert re.match(reason, answer.reason)
+        assert MlxPlatform().devices() == ()
+
+
+def test_the_requirement_names_the_oldest_mlx_that_works():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    oldest = ".".join(map(str, OLDEST_MLX))
+    floors = [
+        requirement.partition(">=")[2].partition(";")[0] for requirement in project["optional-dependencies"]["mlx"]
+    ]
+    assert floors == [oldest, oldest]
+
+
+def test_its_types_are_told_to_those_who_import_it():
+    assert (Path(mlx_platform.__file__).with_name("py.typed")).is_file()
+
+
+def test_on_a_mac_it_goes_before_the_cpu_and_on_linux_after(computes_on):
     from cardan_cpu.cpu_platform import SCORE
 
+    computes_on(Backend.METAL, True)
     assert MlxPlatform().probe().score > SCORE
-    monkeypatch.setattr(mlx_platform, "_on_apple", lambda: False)
-    assert 0 < MlxPlatform().probe().score < SCORE
-    assert "CPU build is slow" in MlxPlatform().probe().reason
+    for on_apple in (True, False):
+        computes_on(Backend.CPU, on_apple)
+        assert 0 < MlxPlatform().probe().score < SCORE
+        assert "CPU build is slow" in MlxPlatform().probe().reason
+
+
+def test_a_mac_whose_mlx_cannot_start_is_no_choice(on_mac, monkeypatch):
+    def fail():
+        raise ImportError("libmlx.dylib is missing")
+
+    monkeypatch.setattr(mlx_platform, "backend", fail)
+    answer = MlxPlatform().probe()
+    assert (answer.score, answer.usable, answer.reason) == (0, False, "libmlx.dylib is missing")
+
+
+@pytest.mark.parametrize(
+    ("kind", "metal", "want"), [("cpu", True, Backend.CPU), ("cpu", False, Backend.CPU), ("gpu", True, Backend.METAL)]
+)
+def test_what_is_claimed_is_what_is_opened(monkeypatch, kind, metal, want):
+    """A Mac may have no Metal, or a program may have told MLX to compute on the cores."""
+    mx = pytest.importorskip("mlx.core")
+    from cardan_mlx.device import MlxDevice
+
+    monkeypatch.setattr(mlx_platform, "_on_apple", lambda: True)
+    monkeypatch.setattr(mx, "default_device", lambda: SimpleNamespace(type=getattr(mx, kind)))
+    monkeypatch.setattr(mx.metal, "is_available", lambda: metal)
+    assert mlx_backend.backend() is want
+    capabilities = MlxPlatform().capabilities(INFO)
+    device = MlxDevice(INFO)
+    assert capabilities.supports("attention:metal") is device._metal is (want is Backend.METAL)
+    assert capabilities.supports(Feature.GRAPH) is (want is Backend.METAL)
+    assert device.ops._has_float64 is (want is Backend.CPU)
+    assert (MlxPlatform().probe().score == mlx_platform.APPLE_SCORE) is (want is Backend.METAL)
+
+
+def test_another_gpu_is_refused_wherever_it_is_met(monkeypatch):
+    mx = pytest.importorskip("mlx.core")
+    from cardan_mlx.device import MlxDevice
+
+    monkeypatch.setattr(mx, "default_device", lambda: SimpleNamespace(type=mx.gpu))
+    monkeypatch.setattr(mx.metal, "is_available", lambda: False)
+    asked = (
+        MlxPlatform().devices,
+        lambda: MlxPlatform().capabilities(INFO),
+        lambda: MlxPlatform().recommend(facts(), INFO),
+        lambda: MlxDevice(INFO),
+    )
+    for ask in asked:
+        with pytest.raises(UnsupportedError, match=r"on Metal or on its CPU build .* got a GPU that is not .* Install"):
+            ask()
+
+
+def test_metal_without_a_gpu_is_an_error_that_says_so(monkeypatch):
+    mx = pytest.importorskip("mlx.core")
+    from cardan_mlx import memory
+
+    def fail():
+        raise RuntimeError("Failed to load device")
+
+    monkeypatch.setattr(mx, "device_info", fail)
+    with pytest.raises(UnsupportedError, match=r"must find a GPU through Metal .* got 'Failed to load device'. Choose"):
+        memory.describe_device()
 
 
 def test_nothing_is_claimed_of_metal_that_was_not_run(on_mac):
@@ -80,8 +210,7 @@ def test_nothing_is_claimed_of_metal_that_was_not_run(on_mac):
     assert capabilities.family("attention")[0] == "gather"
 
 
-def test_what_the_cpu_build_lacks_has_a_reason(monkeypatch):
-    monkeypatch.setattr(mlx_platform, "_on_apple", lambda: False)
+def test_what_the_cpu_build_lacks_has_a_reason(on_linux):
     capabilities = MlxPlatform().capabilities(INFO)
     for name, answer in capabilities.features.items():
         assert answer.reason, name
@@ -104,8 +233,8 @@ def test_what_the_cpu_build_lacks_has_a_reason(monkeypatch):
         (True, facts(dtype="float64"), "float16"),
     ],
 )
-def test_the_type_of_activations_fits_the_weights(monkeypatch, apple, model, want):
-    monkeypatch.setattr(mlx_platform, "_on_apple", lambda: apple)
+def test_the_type_of_activations_fits_the_weights(computes_on, apple, model, want):
+    computes_on(Backend.METAL if apple else Backend.CPU, apple)
     recommended = MlxPlatform().recommend(model, INFO)
     assert recommended["dtype"].value == want
     assert recommended["dtype"].why
@@ -122,14 +251,14 @@ def plan(model, **platform):
     return resolve(config, model, platform_facts(MlxPlatform(), INFO, model))
 
 
-def test_the_plan_says_what_happens_to_each_format():
+def test_the_plan_says_what_happens_to_each_format(on_linux):
     said = {item.fmt: (item.native, item.why) for item in plan(facts(Q4_1=3, Q6_K=1, Q3_K=1, F32=2)).formats}
     assert said["Q4_1"] == (True, "mapped exactly onto MLX's affine groups of 32")
     assert said["Q6_K"] == (True, "requantized at load to 8 bits over groups of 32: MLX has no groups of 16")
     assert said["Q3_K"] == (False, "widened at load: MLX has no groups of 16")
 
 
-def test_what_is_refused_names_what_works():
+def test_what_is_refused_names_what_works(on_linux):
     with pytest.raises(UnsupportedError, match=r"--attention-backend must be one of gather .* got 'metal' \(the"):
         plan(facts(), attention_backend="metal")
     with pytest.raises(UnsupportedError, match=r"--tp-size must be 1 on platform 'mlx', got 2: there is one device"):
@@ -138,13 +267,19 @@ def test_what_is_refused_names_what_works():
         plan(facts(), m={"quantization": "awq"})
     with pytest.raises(UnsupportedError, match=r"--kv-cache-dtype must be one of float16, bfloat16, float32"):
         plan(facts(), kv_cache_dtype="fp8_e4m3")
-    with pytest.raises(ConfigError, match=r"cache_limit_mib must be 0 \(automatic\) or more, got -1"):
-        MlxPlatform().open(INFO, {"cache_limit_mib": -1})
+
+
+@pytest.mark.parametrize("ask", [lambda given: MlxPlatform().open(INFO, given), MlxPlatform().configured])
+def test_an_option_below_zero_is_refused_before_there_is_a_plan(ask):
+    with pytest.raises(
+        ConfigError, match=r"cache_limit_mib must be 0 \(automatic\) or more, got -1\. Pass --platform-o"
+    ):
+        ask({"cache_limit_mib": -1})
 
 
 def test_the_device_is_described():
-    pytest.importorskip("mlx.core")
+    mx = pytest.importorskip("mlx.core")
     (info,) = MlxPlatform().devices()
     assert info.name
-    assert "mlx 0." in info.detail
+    assert f"mlx {mx.__version__}" in info.detail
     assert info.total_memory > 2**30

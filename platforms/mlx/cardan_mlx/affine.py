@@ -5,7 +5,7 @@ It knows no model. Bytes of block formats are turned into this form by ``cardan_
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import mlx.core as mx
@@ -16,7 +16,7 @@ from cardan.platform import LinearMethod, LinearSpec, PackedWeight
 from cardan.types import TensorView
 from cardan_mlx.arrays import DENSE_FORMATS, dense_array, mlx_dtype
 from cardan_mlx.linear import check_rows
-from cardan_mlx.repacking import CONVERTERS, pack_codes, to_affine
+from cardan_mlx.repacking import AFFINE_BITS, AFFINE_GROUPS, CONVERTERS, pack_codes, to_affine
 
 MADE_AT_LOAD = {"mlx_q4": 4, "mlx_q8": 8}
 """Formats that dense weights are quantized to at load, and their bits."""
@@ -27,8 +27,8 @@ MADE_GROUP = 64
 AFFINE_PREFIX = "AFFINE"
 """Formats ``AFFINE<bits>_<group>_<scale type>`` are checkpoints' own affine groups."""
 
-ROWS_AT_ONCE = 1 << 22
-"""Elements repacked at a time, which bounds what loading takes beside the weights."""
+ELEMENTS_AT_ONCE = 1 << 22
+"""Elements repacked at a time, in whole rows, which bounds what loading takes beside the weights."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +53,8 @@ class AffineArrays:
 class AffineWeight(PackedWeight):
     """A quantized weight.
 
-    Activations are brought to the type of the scales, so that scales stay exact. That is the activations' own type
-    where it holds every scale, else float32.
+    Activations are brought to the type of the scales, so that scales stay exact. That is float32, or where MLX adds
+    up products in float32 whatever their type, the activations' own type if it holds every scale.
 
     Attributes:
         arrays: the weight.
@@ -108,6 +108,15 @@ class AffineLinear(LinearMethod):
 
     name = "affine"
 
+    def __init__(self, *, sums_in_float32: bool) -> None:
+        """Make it.
+
+        Args:
+            sums_in_float32: whether MLX adds up products of halves in float32, as on Metal. Its CPU build adds them up
+                in the type of the scales, where a sum of 4,096 and 1 may stay 4,096; scales are float32 there.
+        """
+        self._sums_in_float32 = sums_in_float32
+
     def claims(self, fmt: str, spec: LinearSpec) -> str | None:
         """See ``LinearMethod.claims``."""
         if spec.quantize is not None:
@@ -136,39 +145,37 @@ class AffineLinear(LinearMethod):
         Raises:
             UnsupportedError: a view has another format, or the views do not fit.
         """
-        parts: list[AffineArrays] = []
         for view in views:
             reason = self.claims(view.dtype, spec)
             if reason is not None:
                 raise UnsupportedError(f"{view.name} cannot be packed for {spec.name}: {reason}. Widen it first.")
-            parts += self._parts(view, spec)
-        joined = _joined(parts)
-        check_rows(spec, int(joined.words.shape[0]))
-        return AffineWeight(joined, None if bias is None else bias.astype(mx.float32), mlx_dtype(spec.dtype))
-
-    def _parts(self, view: TensorView, spec: LinearSpec) -> list[AffineArrays]:
-        rows = view.num_elements // spec.in_features
-        row_bytes = len(view.data) // max(rows, 1)
-        step = max(1, ROWS_AT_ONCE // spec.in_features)
-        parts = []
-        for first in range(0, rows, step):
-            count = min(step, rows - first)
-            data = view.data[first * row_bytes : (first + count) * row_bytes]
-            part = TensorView(view.name, view.dtype, (count, spec.in_features), data)
-            parts.append(_affine_of(part, spec))
-        return parts
+        check_rows(spec, sum(view.num_elements // spec.in_features for view in views))
+        narrow = mlx_dtype(spec.dtype) if self._sums_in_float32 else mx.float32
+        arrays = _joined((part for view in views for part in _parts(view, spec, narrow)), spec.out_features)
+        return AffineWeight(arrays, None if bias is None else bias.astype(mx.float32), mlx_dtype(spec.dtype))
 
 
-def _affine_of(view: TensorView, spec: LinearSpec) -> AffineArrays:
-    if spec.quantize is not None:
-        return _quantized(view, MADE_AT_LOAD[spec.quantize])
+def _parts(view: TensorView, spec: LinearSpec, narrow: mx.Dtype) -> Iterator[AffineArrays]:
+    """The view's rows in MLX's form, ``ELEMENTS_AT_ONCE`` at a time; scales are ``narrow`` where that is exact."""
+    rows = view.num_elements // spec.in_features
+    row_bytes = len(view.data) // max(rows, 1)
+    step = max(1, ELEMENTS_AT_ONCE // spec.in_features)
+    for first in range(0, rows, step):
+        count = min(step, rows - first)
+        data = view.data[first * row_bytes : (first + count) * row_bytes]
+        yield _affine_of(TensorView(view.name, view.dtype, (count, spec.in_features), data), spec.quantize, narrow)
+
+
+def _affine_of(view: TensorView, quantize: str | None, narrow: mx.Dtype) -> AffineArrays:
+    if quantize is not None:
+        return _quantized(view, MADE_AT_LOAD[quantize])
     own = parse_affine(view.dtype)
     if own is not None:
-        return own.arrays(view, mlx_dtype(spec.dtype))
+        return own.arrays(view, narrow)
     rows, columns = view.shape
     affine = to_affine(view.dtype, view.data, rows, columns)
     scales, biases = mx.array(affine.scales), mx.array(affine.biases)
-    if spec.dtype == "float16" and view.dtype in ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"):
+    if narrow == mx.float16 and view.dtype in ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"):
         scales, biases = _as_float16(scales, biases)
     arrays = AffineArrays(mx.array(pack_codes(affine.codes, affine.bits)), scales, biases, affine.bits, affine.group)
     mx.eval(arrays.words, scales, biases)
@@ -192,17 +199,33 @@ def _quantized(view: TensorView, bits: int) -> AffineArrays:
     return AffineArrays(words, scales, biases, bits, group)
 
 
-def _joined(parts: Sequence[AffineArrays]) -> AffineArrays:
-    """Parts of one format, their rows one below the other; scales that differ in type become float32."""
-    first = parts[0]
-    if len(parts) == 1:
-        return first
-    wide = first.scales.dtype if len({part.scales.dtype for part in parts}) == 1 else mx.float32
-    words = mx.concatenate([part.words for part in parts], axis=0)
-    scales = mx.concatenate([part.scales.astype(wide) for part in parts], axis=0)
-    biases = mx.concatenate([part.biases.astype(wide) for part in parts], axis=0)
-    mx.eval(words, scales, biases)
-    return AffineArrays(words, scales, biases, first.bits, first.group)
+def _joined(parts: Iterator[AffineArrays], rows: int) -> AffineArrays:
+    """Parts of one format, their rows one below the other; scales that differ in type become float32.
+
+    Each part is written to its place before the next is made, so that one or two are held beside the whole.
+    """
+    part = next(parts)
+    first = part.words.shape[0]
+    if first == rows:
+        return part
+    words, scales, biases = (_with_rows(array, rows) for array in (part.words, part.scales, part.biases))
+    for part in parts:
+        last = first + part.words.shape[0]
+        if part.scales.dtype != scales.dtype:
+            scales, biases = scales.astype(mx.float32), biases.astype(mx.float32)
+        for whole, piece in ((words, part.words), (scales, part.scales), (biases, part.biases)):
+            whole[first:last] = piece.astype(whole.dtype)
+        mx.eval(words, scales, biases)
+        first = last
+    return AffineArrays(words, scales, biases, part.bits, part.group)
+
+
+def _with_rows(array: mx.array, rows: int) -> mx.array:
+    """``rows`` rows that begin with those of ``array``; memory is reused when further ones are written."""
+    whole = mx.zeros((rows, array.shape[1]), dtype=array.dtype)
+    whole[: array.shape[0]] = array
+    mx.eval(whole)
+    return whole
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,10 +263,10 @@ class AffineFormat:
 
 
 def parse_affine(fmt: str) -> AffineFormat | None:
-    """What ``AFFINE4_64_BF16`` says, or None for other formats and for groups that MLX lacks."""
+    """What ``AFFINE4_64_BF16`` says, or None for other formats and for bits and groups that are not claimed."""
     bits, _, rest = fmt.removeprefix(AFFINE_PREFIX).partition("_")
     group, _, scale = rest.partition("_")
     if not fmt.startswith(AFFINE_PREFIX) or not (bits.isdigit() and group.isdigit()) or scale not in DENSE_FORMATS:
         return None
     found = AffineFormat(int(bits), int(group), scale)
-    return found if found.bits in (2, 3, 4, 5, 6, 8) and found.group in (32, 64, 128) else None
+    return found if found.bits in AFFINE_BITS and found.group in AFFINE_GROUPS else None

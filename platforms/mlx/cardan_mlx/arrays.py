@@ -1,4 +1,4 @@
-"""Element types and bytes: how names of the seam map to MLX, and how a checkpoint's dense tensor becomes an array.
+"""Arrays: how names of element types map to MLX, how a checkpoint's dense tensor becomes one, how computing starts.
 
 It knows no quantized format.
 """
@@ -12,6 +12,9 @@ import numpy as np
 
 from cardan.errors import UnsupportedError
 from cardan.types import TensorView
+
+start: Any = mx.async_eval
+"""Starts computing arrays and returns; typed here, since MLX's own stub leaves it untyped."""
 
 DTYPES: dict[str, Any] = {
     "float32": mx.float32,

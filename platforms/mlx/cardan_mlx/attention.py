@@ -5,16 +5,15 @@ It knows no model and no scheduler. Blocks of queries keep any score matrix with
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Protocol
 
 import mlx.core as mx
 
 from cardan.platform import AttentionBackend, AttentionMeta
 from cardan.types import LayerKV
+from cardan_mlx.arrays import start
 from cardan_mlx.attention_plan import DecodePart, ExtendBlock, ExtendRow, Planner, StepPlan
 from cardan_mlx.kv_pool import MlxKVPool
-
-_start: Any = mx.async_eval
 
 
 class PagedDecode(Protocol):
@@ -115,7 +114,7 @@ class MlxAttention(AttentionBackend):
 
 def _bound_blocks(pieces: list[mx.array]) -> None:
     """Start the newest block and wait for the one before, so that no more than two hold their scores."""
-    _start(pieces[-1])
+    start(pieces[-1])
     if len(pieces) > 1:
         mx.eval(pieces[-2])
 

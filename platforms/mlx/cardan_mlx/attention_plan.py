@@ -129,10 +129,6 @@ class Planner:
             plan.decode[kind] = (self._part(meta, rows, kind, padded_to=width),)
         return plan
 
-    def pool_width(self, meta: AttentionMeta) -> int:
-        """Most slots of the pool that a row of a decode step can read, counted without the tail."""
-        return int(meta.seq_lens.max())
-
     def _plan_decode(self, meta: AttentionMeta) -> StepPlan:
         rows = np.arange(len(meta.row_ids))
         start = self._pool.reserve_tail(meta.out_slots, len(rows))

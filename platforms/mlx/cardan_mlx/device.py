@@ -29,6 +29,7 @@ from cardan.platform import (
 from cardan.platform.ops_device import CapturedStep
 from cardan.types import KVLayout
 from cardan_mlx.affine import AffineLinear
+from cardan_mlx.arrays import start
 from cardan_mlx.attention import MlxAttention
 from cardan_mlx.graph import MlxGraphRunner
 from cardan_mlx.kv_pool import MlxKVPool
@@ -36,8 +37,6 @@ from cardan_mlx.linear import DenseLinear
 from cardan_mlx.memory import MlxMemoryPolicy, cache_limit, device_memory, has_metal, working_set
 from cardan_mlx.metal_decode import MetalDecode
 from cardan_mlx.ops import MlxOps, to_numpy
-
-_start: Any = mx.async_eval
 
 GATHER = "gather"
 METAL = "metal"
@@ -51,7 +50,7 @@ class MlxFetch:
 
     def __init__(self, arrays: Sequence[mx.array]) -> None:
         self._arrays = tuple(arrays)
-        _start(*self._arrays)
+        start(*self._arrays)
 
     def wait(self) -> tuple[np.ndarray[Any, Any], ...]:
         """Block until they are there."""
@@ -75,7 +74,7 @@ class MlxDevice(OpsDevice):
         self._info = info
         self._metal = has_metal()
         self._ops = MlxOps(has_float64=not self._metal)
-        self._linears: tuple[LinearMethod, ...] = (AffineLinear(), DenseLinear())
+        self._linears: tuple[LinearMethod, ...] = (AffineLinear(sums_in_float32=self._metal), DenseLinear())
         self._pools: weakref.WeakSet[MlxKVPool] = weakref.WeakSet()
         self._fetches: deque[MlxFetch] = deque()
         self._kept = cache_limit_mib * 2**20 or cache_limit(self.memory().total)
@@ -123,9 +122,12 @@ class MlxDevice(OpsDevice):
 
         Raises:
             UnsupportedError: another name, or no GPU.
+            TypeError: the pool is another device's.
         """
+        if not isinstance(pool, MlxKVPool):
+            raise TypeError(f"the pool must come from this device's allocate_kv, got {type(pool).__name__}")
         names = (GATHER, METAL) if self._metal else (GATHER,)
-        if name not in names or not isinstance(pool, MlxKVPool):
+        if name not in names:
             raise UnsupportedError(
                 f"Attention backend must be one of {', '.join(names)} on {self.info.name}, got {name!r}. "
                 f"Pass --attention-backend {GATHER}."
@@ -156,7 +158,7 @@ class MlxDevice(OpsDevice):
     def submit(self, arrays: Sequence[mx.array]) -> None:
         """Start computing ``arrays`` and what was written to the pools, and return."""
         leaves = [leaf for pool in self._pools for leaf in pool.leaves()]
-        _start(*arrays, *leaves)
+        start(*arrays, *leaves)
 
     def fetch(self, arrays: Sequence[mx.array]) -> MlxFetch:
         """Start computing ``arrays``."""

@@ -17,7 +17,7 @@ from cardan.platform import AttentionMeta, GraphRunner
 from cardan.platform.ops_device import CapturedStep
 from cardan_mlx.attention import MlxAttention
 from cardan_mlx.attention_plan import GATHERED_KEYS, DecodePart, StepPlan
-from cardan_mlx.kv_pool import TAIL_STEPS, MlxKVPool
+from cardan_mlx.kv_pool import MlxKVPool
 
 PAGE = 64
 """KV widths are multiples of this."""
@@ -142,6 +142,3 @@ def _unflatten(kinds: tuple[Any, ...], arrays: list[mx.array]) -> StepPlan:
     for index, kind in enumerate(kinds):
         plan.decode[kind] = (DecodePart(*arrays[1 + 5 * index : 6 + 5 * index]),)
     return plan
-
-
-__all__ = ["PAGE", "TAIL_STEPS", "MlxGraphRunner", "bucket_rows", "bucket_width"]

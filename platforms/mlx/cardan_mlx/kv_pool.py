@@ -25,7 +25,7 @@ TAIL_STEPS = 16
 """Decode steps between two folds, where the tail has room for them."""
 
 TAIL_SHARE = 128
-"""The tail holds at most this part of the pool: it may exist three times while two steps are in flight."""
+"""The tail holds at most one of this many parts of the pool, or the rows of one step where those are more."""
 
 
 class MlxKVPool(OpsKVPool):

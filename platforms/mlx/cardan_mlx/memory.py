@@ -11,7 +11,10 @@ from importlib.metadata import version
 
 import mlx.core as mx
 
+from cardan.errors import UnsupportedError
 from cardan.platform import DeviceInfo, Memory, MemoryPlan, MemoryRequest, SharedMemoryPolicy, host_memory
+from cardan_mlx.backend import Backend, backend
+from cardan_mlx.kv_pool import TAIL_SHARE
 
 MIB = 2**20
 GIB = 2**30
@@ -20,13 +23,13 @@ CACHE_SHARE = 32
 MOST_CACHE = 1024 * MIB
 LEAST_CACHE = 64 * MIB
 
-TAIL_SHARE_OF_POOL = 0.03
-"""Part of the pool that its tail takes, counted three times: two steps in flight, and the one being described."""
+TAILS_AT_ONCE = 3
+"""Copies of the pool's tail that may exist: of two steps in flight, and of the one being described."""
 
 
 def has_metal() -> bool:
     """Whether MLX computes on a GPU through Metal."""
-    return bool(mx.metal.is_available())
+    return backend() is Backend.METAL
 
 
 def working_set() -> int | None:
@@ -38,8 +41,18 @@ def working_set() -> int | None:
 
 
 def describe_device() -> DeviceInfo:
-    """The GPU, or the processor of the CPU build."""
-    found = mx.device_info()
+    """The GPU, or the processor of the CPU build.
+
+    Raises:
+        UnsupportedError: MLX was built for Metal, and finds no GPU.
+    """
+    try:
+        found = mx.device_info()
+    except RuntimeError as error:
+        raise UnsupportedError(
+            f"MLX must find a GPU through Metal on platform 'mlx', got {str(error)!r}. "
+            "Choose another platform; `cardan platforms` lists them."
+        ) from error
     name = str(found.get("device_name") or found.get("architecture") or "unknown")
     kind = "Metal" if has_metal() else "MLX's CPU build"
     total = device_memory(host_memory(), working_set(), 0).total
@@ -79,7 +92,8 @@ class MlxMemoryPolicy(SharedMemoryPolicy):
 
     def plan(self, request: MemoryRequest) -> MemoryPlan:
         """See ``MemoryPolicy.plan``."""
-        tail = int(TAIL_SHARE_OF_POOL * max(request.memory.free or 0, 0))
+        # a bound: the pool is smaller than what is free, and the tail at most this share of the pool
+        tail = TAILS_AT_ONCE * max(request.memory.free or 0, 0) // TAIL_SHARE
         request = replace(request, graph_bytes=request.graph_bytes + tail + self._kept)
         planned = super().plan(request)
         what = f"the pool's tail ({tail // MIB} MiB) and freed buffers kept for reuse ({self._kept // MIB} MiB)"

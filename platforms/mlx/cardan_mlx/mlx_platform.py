@@ -8,10 +8,9 @@ from __future__ import annotations
 import platform as host
 from collections.abc import Mapping
 from dataclasses import replace
-from importlib.util import find_spec
 from typing import Any
 
-from cardan.errors import ConfigError
+from cardan.errors import ConfigError, UnsupportedError
 from cardan.platform import (
     Availability,
     Capabilities,
@@ -26,17 +25,20 @@ from cardan.platform import (
     Recommendation,
     Support,
 )
+from cardan_mlx.backend import Backend, backend, missing
+from cardan_mlx.repacking import AFFINE_BITS, AFFINE_GROUPS, EXACT, REQUANTIZED
 
 APPLE_SCORE = 50
 """On Apple silicon: above the CPU platform."""
 CPU_BUILD_SCORE = 5
 """MLX's CPU build is slow, so the CPU platform goes first where both are installed."""
 
-EXACT_FORMATS = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K")
-REQUANTIZED_FORMATS = {"Q6_K": "requantized at load to 8 bits over groups of 32: MLX has no groups of 16"}
 WIDENED_FORMATS = ("Q2_K", "Q3_K")
 AFFINE_FORMATS = tuple(
-    f"AFFINE{bits}_{group}_{scale}" for bits in (4, 8) for group in (32, 64, 128) for scale in ("F16", "BF16", "F32")
+    f"AFFINE{bits}_{group}_{scale}"
+    for bits in AFFINE_BITS
+    for group in AFFINE_GROUPS
+    for scale in ("F16", "BF16", "F32")
 )
 DTYPES = ("float16", "bfloat16", "float32")
 PAGE_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
@@ -46,23 +48,29 @@ ROWS = 64
 
 
 class MlxPlatform(Platform):
-    """Apple's MLX: the GPU of a Mac through Metal, or MLX's CPU build on Linux."""
+    """Apple's MLX: the GPU of a Mac through Metal, or MLX's CPU build."""
 
     name = "mlx"
     api_range = (1, 1)
 
     def probe(self) -> Availability:
-        """Usable where MLX is installed."""
-        if not _installed():
-            missing = "mlx is not installed; `pip install 'cardan[mlx]'` brings it"
-            return Availability(0, missing, usable=False)
-        if _on_apple():
+        """Usable where MLX is installed and computes on Metal or in its CPU build."""
+        lacking = missing(on_linux=host.system() == "Linux")
+        if lacking is not None:
+            return Availability(0, lacking, usable=False)
+        if not _on_apple():
+            return Availability(CPU_BUILD_SCORE, "mlx is installed; its CPU build is slow")
+        try:  # a Mac may have either; MLX knows without touching the GPU
+            found = backend()
+        except (ImportError, UnsupportedError) as error:
+            return Availability(0, str(error), usable=False)
+        if found is Backend.METAL:
             return Availability(APPLE_SCORE, "mlx is installed, on Apple silicon")
-        return Availability(CPU_BUILD_SCORE, "mlx is installed; its CPU build is slow")
+        return Availability(CPU_BUILD_SCORE, "mlx is installed without Metal; its CPU build is slow")
 
     def devices(self) -> tuple[DeviceInfo, ...]:
         """The GPU, or the cores together."""
-        if not _installed():
+        if missing(on_linux=host.system() == "Linux") is not None:
             return ()
         from cardan_mlx.memory import describe_device
 
@@ -70,7 +78,7 @@ class MlxPlatform(Platform):
 
     def capabilities(self, device: DeviceInfo) -> Capabilities:
         """What works: what Metal does has not been run, the CPU build is what the tests run on."""
-        if _on_apple():
+        if backend() is Backend.METAL:
             notes = ("Nothing here has been run on Metal; every answer is from the CPU build or from reading.",)
             return Capabilities(features=_features(metal=True), page_sizes=PAGE_SIZES, notes=notes)
         return Capabilities(features=_features(metal=False), page_sizes=PAGE_SIZES)
@@ -86,12 +94,21 @@ class MlxPlatform(Platform):
             ),
         )
 
+    def configured(self, options: Mapping[str, Any]) -> Platform:
+        """See ``Platform.configured``; nothing depends on the options, but what cannot be is refused before a plan.
+
+        Raises:
+            ConfigError: ``cache_limit_mib`` is negative.
+        """
+        _cache_limit(options)
+        return self
+
     def recommend(self, facts: ModelFacts, device: DeviceInfo) -> Mapping[str, Recommendation]:
         """Sizes for one user's machine, and the type of activations that the weights' scales fit."""
         return {
             "chunked_prefill_size": Recommendation(CHUNK, "a chunk fills the GPU, and its scores stay small"),
             "max_running_requests": Recommendation(ROWS, "decode steps beyond it gain little on one machine"),
-            "dtype": _recommended_dtype(facts, metal=_on_apple()),
+            "dtype": _recommended_dtype(facts, metal=backend() is Backend.METAL),
         }
 
     def open(self, device: DeviceInfo, options: Mapping[str, Any]) -> OpsDevice:
@@ -100,16 +117,20 @@ class MlxPlatform(Platform):
         Raises:
             ConfigError: ``cache_limit_mib`` is negative.
         """
-        limit = int(options.get("cache_limit_mib", 0))
-        if limit < 0:
-            raise ConfigError(f"--platform-option cache_limit_mib must be 0 (automatic) or more, got {limit}.")
+        limit = _cache_limit(options)
         from cardan_mlx.device import MlxDevice
 
         return MlxDevice(device, limit)
 
 
-def _installed() -> bool:
-    return find_spec("mlx") is not None and find_spec("mlx.core") is not None
+def _cache_limit(options: Mapping[str, Any]) -> int:
+    limit = int(options.get("cache_limit_mib", 0))
+    if limit < 0:
+        raise ConfigError(
+            f"--platform-option cache_limit_mib must be 0 (automatic) or more, got {limit}. "
+            "Pass --platform-option cache_limit_mib=0, or a number of MiB."
+        )
+    return limit
 
 
 def _on_apple() -> bool:
@@ -117,7 +138,7 @@ def _on_apple() -> bool:
 
 
 def _recommended_dtype(facts: ModelFacts, *, metal: bool) -> Recommendation:
-    blocks = any(fmt in EXACT_FORMATS or fmt in REQUANTIZED_FORMATS for fmt in facts.weight_formats)
+    blocks = any(fmt in EXACT or fmt in REQUANTIZED for fmt in facts.weight_formats)
     if not metal:
         return Recommendation("float32", "MLX's CPU build multiplies float32 fastest")
     if blocks and not facts.family.startswith("gemma"):
@@ -168,11 +189,11 @@ def _features(*, metal: bool) -> dict[str, Capability]:
 
 def _formats(native: Any, emulated: Any) -> dict[str, Capability]:
     formats = {f"weights:{fmt}": native("converted to the type of the activations") for fmt in ("F32", "F16", "BF16")}
-    for fmt in EXACT_FORMATS:
+    for fmt in EXACT:
         formats[f"weights:{fmt}"] = native("mapped exactly onto MLX's affine groups of 32")
     for fmt in AFFINE_FORMATS:
         formats[f"weights:{fmt}"] = native("MLX's own affine groups")
-    for fmt, why in REQUANTIZED_FORMATS.items():
+    for fmt, why in REQUANTIZED.items():
         formats[f"weights:{fmt}"] = replace(native(why), exact=False)
     for fmt in WIDENED_FORMATS:
         formats[f"weights:{fmt}"] = emulated("MLX has no groups of 16")

@@ -23,6 +23,9 @@ Floats: TypeAlias = npt.NDArray[np.float32]
 GROUP = 32
 SUPERBLOCK = 256
 
+AFFINE_BITS, AFFINE_GROUPS = (4, 8), (32, 64, 128)
+"""Bits of a code and columns of a group that checkpoints of MLX's own groups may have here."""
+
 
 @dataclass(frozen=True, slots=True)
 class Affine:
@@ -178,3 +181,6 @@ CONVERTERS: Mapping[str, tuple[Callable[[Bytes], Converted], int, int]] = {
 
 REQUANTIZED = {"Q6_K": "requantized at load to 8 bits over groups of 32: MLX has no groups of 16"}
 """Formats that are not taken exactly, and what happens to them."""
+
+EXACT = tuple(fmt for fmt in CONVERTERS if fmt not in REQUANTIZED)
+"""Block formats whose every weight keeps its value."""
