@@ -18,7 +18,8 @@ from cardan.types import TensorView
 from cardan_cpu import platform
 from cardan_cpu.cpu_platform import _recommended_dtype
 from cardan_cpu.device import CpuDevice, default_threads
-from cardan_cpu.host import Host, read_host, usable_cores
+from cardan_cpu.host import Host, compute_threads, read_host, usable_cores
+from cardan_cpu.kernels import KINDS, NATIVE, TORCH, Choice, choose
 from cardan_cpu.linear import WIDEN_FROM_ROWS, CpuDenseLinear, WideningWeight
 from cardan_torch import DenseLinear
 
@@ -52,6 +53,9 @@ V1 = {
     "sys/fs/cgroup/cpu/box/cpu.cfs_quota_us": "50000\n",
     "sys/fs/cgroup/cpu/box/cpu.cfs_period_us": "100000\n",
 }
+
+
+WITH_TORCH = {"kernels": "torch"}
 
 
 def test_importing_and_probing_load_no_torch() -> None:
@@ -122,15 +126,55 @@ def test_probe_and_device() -> None:
     assert "cores" in device.detail
 
 
-def test_without_torch_the_platform_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cardan_cpu.cpu_platform.find_spec", lambda _: None)
+def installed_only(*names: str):
+    return lambda name: object() if name in names else None
+
+
+def test_without_kernels_the_platform_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cardan_cpu.kernels.find_spec", installed_only())
     answer = platform.probe()
     assert (answer.usable, answer.score) == (False, 0)
-    assert "pip install" in answer.reason
+    assert "pip install cardan[cpu]" in answer.reason
+    assert "pip install ./kernels/native" in answer.reason
+    with pytest.raises(ConfigError, match=r"kernels=auto cannot be used here: .*\. Install one of them\."):
+        platform.open(platform.devices()[0], {})
 
 
-def test_every_feature_is_answered_with_a_reason_and_evidence() -> None:
-    capabilities = platform.capabilities(platform.devices()[0])
+def test_torch_computes_where_the_native_kernels_are_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cardan_cpu.kernels.find_spec", installed_only("torch"))
+    assert choose().kind == TORCH
+    assert platform.probe().usable
+    assert "torch's kernels" in platform.devices()[0].detail
+    assert "attention:torch" in platform.capabilities(platform.devices()[0]).features
+    with pytest.raises(
+        ConfigError, match=r"kernels=native cannot be used here: cardan-native is not installed.*kernels=torch\."
+    ):
+        platform.configured({"kernels": "native"})
+
+
+def test_torch_that_is_asked_for_and_not_installed_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cardan_cpu.kernels.find_spec", installed_only())
+    with pytest.raises(ConfigError, match=r"kernels=torch cannot be used here: torch is not installed"):
+        platform.configured(WITH_TORCH)
+
+
+def test_the_option_of_kernels_is_honoured_and_kept_to_the_copy() -> None:
+    asked = platform.configured(WITH_TORCH)
+    assert asked.probe().reason.startswith("torch is installed")
+    assert "torch's kernels" in asked.devices()[0].detail
+    assert asked.capabilities(asked.devices()[0]).family("attention") == ("torch",)
+    device = asked.open(asked.devices()[0], {"threads": 1, **WITH_TORCH})
+    assert isinstance(device, CpuDevice)
+    device.close()
+    assert platform.asked == "auto"
+    (option,) = (option for option in platform.options() if option.name == "kernels")
+    assert option.choices == KINDS == ("auto", "native", "torch")
+
+
+@pytest.mark.parametrize("asked", [kind for kind in KINDS if choose(kind).kind is not None])
+def test_every_feature_is_answered_with_a_reason_and_evidence(asked: str) -> None:
+    chosen = platform.configured({"kernels": asked})
+    capabilities = chosen.capabilities(chosen.devices()[0])
     for feature in Feature:
         assert str(feature) in capabilities.features
     for name, answer in capabilities.features.items():
@@ -142,7 +186,7 @@ def test_every_feature_is_answered_with_a_reason_and_evidence() -> None:
 def test_threads_are_honoured_and_negative_ones_refused() -> None:
     before = torch.get_num_threads()
     try:
-        device = platform.open(platform.devices()[0], {"threads": 1})
+        device = platform.open(platform.devices()[0], {"threads": 1, **WITH_TORCH})
         assert torch.get_num_threads() == 1
         assert default_threads() == 1
         device.close()
@@ -158,6 +202,15 @@ def test_the_number_of_threads_follows_the_environment() -> None:
         env = {"OMP_NUM_THREADS": given, "PATH": ""}
         shown = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
         assert int(shown.stdout) == min(int(given), usable_cores())
+
+
+@pytest.mark.parametrize(("given", "threads"), [("1", 1), ("3,2", 3), ("64", 4), ("", 4), ("0", 4), ("many", 4)])
+def test_threads_of_native_kernels_follow_the_environment_too(
+    given: str, threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cardan_cpu.host.usable_cores", lambda _: 4)
+    monkeypatch.setenv("OMP_NUM_THREADS", given)
+    assert compute_threads() == threads
 
 
 def test_the_device_measures_and_shares_memory() -> None:
@@ -185,7 +238,27 @@ def facts(native: str, fmt: str, num_parameters: int) -> object:
 def test_the_recommended_type_has_its_reason(
     native: str, fmt: str, num_parameters: int, flags: tuple[str, ...], expected: str
 ) -> None:
-    recommendation = _recommended_dtype(facts(native, fmt, num_parameters), Host("x", flags, 2))  # type: ignore[arg-type]
+    torch_alone = Choice(TORCH, "")
+    model = facts(native, fmt, num_parameters)
+    recommendation = _recommended_dtype(model, Host("x", flags, 2), torch_alone)  # type: ignore[arg-type]
+    assert recommendation.value == expected
+    assert recommendation.why
+
+
+@pytest.mark.parametrize(
+    ("native", "fmt", "num_parameters", "expected"),
+    [
+        ("float32", "F32", 10**10, "float32"),
+        ("bfloat16", "BF16", 10**6, "bfloat16"),
+        ("bfloat16", "Q4_1", 10**8, "float32"),
+        ("bfloat16", "Q4_1", 10**10, "bfloat16"),
+    ],
+)
+def test_native_kernels_compute_in_float32_whatever_the_type(
+    native: str, fmt: str, num_parameters: int, expected: str
+) -> None:
+    model = facts(native, fmt, num_parameters)
+    recommendation = _recommended_dtype(model, Host("x", (), 2), Choice(NATIVE, "", "avx2"))  # type: ignore[arg-type]
     assert recommendation.value == expected
     assert recommendation.why
 
@@ -238,7 +311,8 @@ def test_dense_views_are_joined_in_the_type_of_activations(fmt: str) -> None:
 
 def test_every_format_of_weights_has_an_answer() -> None:
     """Weights that no GEMM takes are widened, and the plan says why."""
-    capabilities = platform.capabilities(platform.devices()[0])
+    chosen = platform.configured(WITH_TORCH)
+    capabilities = chosen.capabilities(chosen.devices()[0])
     for fmt in ("F32", "F16", "BF16", *BLOCK_FORMATS, *AFFINE_FORMATS):
         answer = capabilities.get(f"weights:{fmt}")
         assert answer.support is not Support.UNSUPPORTED, fmt

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from cardan.errors import MemoryPlanError
+from cardan.errors import MemoryPlanError, UnsupportedError
 from cardan.platform import (
     AttentionBackend,
     AttentionMeta,
@@ -25,11 +25,13 @@ from cardan.platform import (
     GraphRunner,
     KVPool,
     LinearMethod,
+    LinearSpec,
     LoadedModel,
     MemoryPlan,
     MemoryPolicy,
     MemoryRequest,
     OpsKVPool,
+    PackedWeight,
     Plan,
     Runner,
     SharedMemoryPolicy,
@@ -37,7 +39,7 @@ from cardan.platform import (
     Support,
 )
 from cardan.runner import NeutralDevice
-from cardan.types import Batch, KVLayout, SamplingBatch, TableDelta
+from cardan.types import Batch, KVLayout, SamplingBatch, TableDelta, TensorView
 from cardan_cpu.cpu_platform import CpuPlatform
 from cardan_cpu.device import CpuDevice
 from cardan_torch import DenseLinear, DenseWeight, TorchKVPool, TorchOps
@@ -47,8 +49,12 @@ class CpuCopy(CpuPlatform):
     """The CPU platform over a device class of the test's own."""
 
     def __init__(self, device: Callable[[DeviceInfo], Any], features: Mapping[str, Capability] | None = None) -> None:
+        self.asked = "torch"
         self._device = device
         self._more = features or {}
+
+    def configured(self, options: Mapping[str, Any]) -> CpuCopy:
+        return self
 
     def capabilities(self, device: DeviceInfo) -> Capabilities:
         answers = super().capabilities(device)
@@ -110,6 +116,32 @@ class LeakyLinear(DenseLinear):
 class LeakyDevice(OneThread):
     def linear_methods(self) -> tuple[LinearMethod, ...]:
         return (LeakyLinear("cpu"),)
+
+
+class OddLinear(DenseLinear):
+    """Takes every shape, it says, and then not 499 columns."""
+
+    def pack(self, views: Sequence[TensorView], spec: LinearSpec, bias: torch.Tensor | None) -> PackedWeight:
+        if spec.in_features == 499:
+            raise UnsupportedError("499 columns are prime.")
+        return super().pack(views, spec, bias)
+
+
+def with_linear(make: type[DenseLinear]) -> type[OneThread]:
+    class Device(OneThread):
+        def linear_methods(self) -> tuple[LinearMethod, ...]:
+            return (make("cpu"),)
+
+    return Device
+
+
+class OneLayerDevice(OneThread):
+    """Has attention for one layer only, and says nothing of it."""
+
+    def attention(self, name: str, pool: OpsKVPool, layout: KVLayout, dtype: str) -> AttentionBackend:
+        if len(layout.layers) > 1:
+            raise UnsupportedError("There is room for one layer.")
+        return super().attention(name, pool, layout, dtype)
 
 
 # --- the pool -----------------------------------------------------------------------------------
@@ -250,10 +282,17 @@ class RecordingGraph(GraphRunner):
         )
 
 
-def with_graph(*, stale: bool) -> type[OneThread]:
+class ShyGraph(RecordingGraph):
+    """Has a bucket for nothing."""
+
+    def can_replay(self, meta: AttentionMeta) -> bool:
+        return False
+
+
+def with_graph(*, stale: bool, make: type[RecordingGraph] = RecordingGraph) -> type[OneThread]:
     class Device(OneThread):
         def graph_runner(self, pool: OpsKVPool, backend: AttentionBackend, step: CapturedStep) -> GraphRunner:
-            return RecordingGraph(self._ops, backend, step, stale)
+            return make(self._ops, backend, step, stale)
 
     return Device
 

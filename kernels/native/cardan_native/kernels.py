@@ -92,6 +92,10 @@ class GraphMaker(Protocol):
         """An empty graph."""
 
 
+Handle: TypeAlias = Tensor
+"""The name of the type where ``Tensor`` is the class that makes them."""
+
+
 class Kernels(Protocol):
     """A module of kernels."""
 
@@ -112,99 +116,99 @@ class Kernels(Protocol):
 
     # --- layers ---
 
-    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    def rms_norm(self, x: Handle, weight: Handle, eps: float) -> Handle:
         """``x / sqrt(mean(x^2) + eps) * weight``."""
 
-    def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    def add_rms_norm(self, x: Handle, residual: Handle, weight: Handle, eps: float) -> tuple[Handle, Handle]:
         """The norm of the sum, and the sum."""
 
-    def layer_norm(self, x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
+    def layer_norm(self, x: Handle, weight: Handle, bias: Handle | None, eps: float) -> Handle:
         """``(x - mean) / sqrt(var + eps) * weight + bias``."""
 
-    def add(self, a: Tensor, b: Tensor) -> Tensor:
+    def add(self, a: Handle, b: Handle) -> Handle:
         """``a + b``."""
 
-    def mul(self, a: Tensor, b: Tensor) -> Tensor:
+    def mul(self, a: Handle, b: Handle) -> Handle:
         """``a * b``."""
 
-    def scale(self, x: Tensor, factor: float) -> Tensor:
+    def scale(self, x: Handle, factor: float) -> Handle:
         """``x * factor``."""
 
-    def silu(self, x: Tensor) -> Tensor:
+    def silu(self, x: Handle) -> Handle:
         """``x * sigmoid(x)``."""
 
-    def gelu(self, x: Tensor, approximate: bool) -> Tensor:
+    def gelu(self, x: Handle, approximate: bool) -> Handle:
         """GELU."""
 
-    def tanh_softcap(self, x: Tensor, cap: float) -> Tensor:
+    def tanh_softcap(self, x: Handle, cap: float) -> Handle:
         """``cap * tanh(x / cap)``."""
 
-    def silu_mul(self, gate_up: Tensor, size: int) -> Tensor:
+    def silu_mul(self, gate_up: Handle, size: int) -> Handle:
         """``silu(gate) * up``."""
 
-    def gelu_mul(self, gate_up: Tensor, size: int, approximate: bool) -> Tensor:
+    def gelu_mul(self, gate_up: Handle, size: int, approximate: bool) -> Handle:
         """``gelu(gate) * up``."""
 
-    def cast(self, x: Tensor, dtype: str) -> Tensor:
+    def cast(self, x: Handle, dtype: str) -> Handle:
         """The values in another type."""
 
-    def rope(self, x: Tensor, positions: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
+    def rope(self, x: Handle, positions: Handle, cos: Handle, sin: Handle, interleaved: bool) -> Handle:
         """Rotated heads."""
 
-    def concat(self, parts: Sequence[Tensor]) -> Tensor:
+    def concat(self, parts: Sequence[Handle]) -> Handle:
         """Joined along the last axis."""
 
-    def gather_rows(self, x: Tensor, index: Tensor) -> Tensor:
+    def gather_rows(self, x: Handle, index: Handle) -> Handle:
         """Entries of the first axis."""
 
-    def scatter_rows(self, x: Tensor, index: Tensor, values: Tensor) -> Tensor:
+    def scatter_rows(self, x: Handle, index: Handle, values: Handle) -> Handle:
         """``x`` with entries of the first axis replaced, in place."""
 
     # --- sampling ---
 
-    def where(self, condition: Tensor, a: Tensor, b: Tensor | float) -> Tensor:
+    def where(self, condition: Handle, a: Handle, b: Handle | float) -> Handle:
         """``a`` or ``b``."""
 
-    def compare(self, a: Tensor, relation: str, b: Tensor | float) -> Tensor:
+    def compare(self, a: Handle, relation: str, b: Handle | float) -> Handle:
         """Bool."""
 
-    def arithmetic(self, a: Tensor, operation: str, b: Tensor | float) -> Tensor:
+    def arithmetic(self, a: Handle, operation: str, b: Handle | float) -> Handle:
         """Sum, difference, product or quotient."""
 
-    def is_nan(self, x: Tensor) -> Tensor:
+    def is_nan(self, x: Handle) -> Handle:
         """Whether each row holds a NaN."""
 
-    def take_columns(self, x: Tensor, index: Tensor) -> Tensor:
+    def take_columns(self, x: Handle, index: Handle) -> Handle:
         """``x[i, index[i, j]]``."""
 
-    def scatter_add(self, x: Tensor, rows: Tensor, columns: Tensor, values: Tensor) -> Tensor:
+    def scatter_add(self, x: Handle, rows: Handle, columns: Handle, values: Handle) -> Handle:
         """``x`` with values added, in place."""
 
-    def unpack_bits(self, mask: Tensor, columns: int) -> Tensor:
+    def unpack_bits(self, mask: Handle, columns: int) -> Handle:
         """Bool from packed words."""
 
-    def exp(self, x: Tensor) -> Tensor:
+    def exp(self, x: Handle) -> Handle:
         """``e`` to the ``x``."""
 
-    def logsumexp(self, x: Tensor) -> Tensor:
+    def logsumexp(self, x: Handle) -> Handle:
         """``log(sum(exp(x)))`` of each row."""
 
-    def log_softmax(self, x: Tensor) -> Tensor:
+    def log_softmax(self, x: Handle) -> Handle:
         """``x - logsumexp(x)``."""
 
-    def argmax(self, x: Tensor) -> Tensor:
+    def argmax(self, x: Handle) -> Handle:
         """Index of the first largest entry of each row."""
 
-    def cumsum(self, x: Tensor) -> Tensor:
+    def cumsum(self, x: Handle) -> Handle:
         """Running sums over the last axis."""
 
-    def topk(self, x: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    def topk(self, x: Handle, k: int) -> tuple[Handle, Handle]:
         """The ``k`` largest of each row and their columns."""
 
-    def gumbel(self, seeds: Sequence[int], positions: Sequence[int], ids: Tensor) -> Tensor:
+    def gumbel(self, seeds: Sequence[int], positions: Sequence[int], ids: Handle) -> Handle:
         """Gumbel noise of some tokens."""
 
-    def gumbel_all(self, seeds: Sequence[int], positions: Sequence[int], width: int) -> Tensor:
+    def gumbel_all(self, seeds: Sequence[int], positions: Sequence[int], width: int) -> Handle:
         """Gumbel noise of all tokens."""
 
 

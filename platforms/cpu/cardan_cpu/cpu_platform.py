@@ -1,41 +1,34 @@
 """The CPU platform: probing, capabilities, recommendations, and opening the device.
 
-It imports torch only in ``open``, so that listing platforms stays cheap.
+Listing platforms imports neither torch nor kernels. Two kinds of kernels compute, those of ``cardan_native`` and
+torch's; which, ``cardan_cpu.kernels`` decides.
 """
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
-from importlib.util import find_spec
 from typing import Any
 
 from cardan.errors import ConfigError
 from cardan.platform import (
     Availability,
     Capabilities,
-    Capability,
     DeviceInfo,
-    Evidence,
-    Feature,
     ModelFacts,
     OpsDevice,
     OptionSpec,
     Platform,
     Recommendation,
-    Support,
     host_memory,
 )
+from cardan_cpu.features import DENSE_FORMATS, native_features, torch_features
 from cardan_cpu.host import Host, read_host
+from cardan_cpu.kernels import KINDS, NATIVE, RUN_VARIANTS, Choice, choose, require
 
 SCORE = 10
 """Low, so that ``auto`` prefers an accelerator."""
 
-DENSE_FORMATS = ("F32", "F16", "BF16")
-BLOCK_FORMATS = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K")
-AFFINE_FORMATS = tuple(
-    f"AFFINE{bits}_{group}_{scale}" for bits in (4, 8) for group in (32, 64, 128) for scale in ("F16", "BF16", "F32")
-)
-DTYPES = ("bfloat16", "float32", "float16")
 PAGE_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
 CHUNK = 512
@@ -43,38 +36,70 @@ ROWS = 64
 
 
 class CpuPlatform(Platform):
-    """Any CPU that torch runs on."""
+    """Any CPU, by the native kernels or by torch.
+
+    Attributes:
+        asked: which kernels its answers are about, a member of ``KINDS``.
+    """
 
     name = "cpu"
     api_range = (1, 1)
+    asked: str = "auto"
 
     def probe(self) -> Availability:
-        """Usable where torch is installed."""
-        if find_spec("torch") is None:
-            return Availability(0, "torch is not installed; `pip install cardan[cpu]` brings it", usable=False)
+        """Usable where the native kernels or torch are installed."""
+        choice = choose(self.asked)
+        if choice.kind is None:
+            return Availability(0, choice.reason, usable=False)
         host = read_host()
-        return Availability(SCORE, f"torch is installed; {host.cores} cores of {host.name}")
+        return Availability(SCORE, f"{choice.reason}; {host.cores} cores of {host.name}")
 
     def devices(self) -> tuple[DeviceInfo, ...]:
         """All cores together are one device."""
-        host = read_host()
-        detail = f"{host.cores} cores, {' '.join(host.flags) or 'no vector extensions known'}"
-        return (DeviceInfo(index=0, name=host.name, detail=detail, total_memory=host_memory().total),)
+        host, choice = read_host(), choose(self.asked)
+        parts = [f"{host.cores} cores", " ".join(host.flags) or "no vector extensions known"]
+        if choice.kind is not None:
+            parts.append(choice.name)
+        return (DeviceInfo(index=0, name=host.name, detail=", ".join(parts), total_memory=host_memory().total),)
 
     def capabilities(self, device: DeviceInfo) -> Capabilities:
         """What works; the tests of this platform run on CPUs."""
-        return Capabilities(features=_features(read_host()), page_sizes=PAGE_SIZES)
+        choice = choose(self.asked)
+        if choice.kind == NATIVE and choice.variant is not None:
+            notes = () if choice.variant in RUN_VARIANTS else (_untried(choice.variant),)
+            return Capabilities(features=native_features(choice.variant), page_sizes=PAGE_SIZES, notes=notes)
+        return Capabilities(features=torch_features(read_host()), page_sizes=PAGE_SIZES)
 
     def options(self) -> tuple[OptionSpec, ...]:
-        """The number of threads."""
+        """The number of threads, and which kernels."""
         return (
             OptionSpec(
                 name="threads",
                 kind=int,
                 default=0,
-                help="compute threads; 0 takes the usable cores, or what torch starts with (OMP_NUM_THREADS) if less",
+                help="compute threads; 0 takes the usable cores, or OMP_NUM_THREADS if that is less",
+            ),
+            OptionSpec(
+                name="kernels",
+                kind=str,
+                default="auto",
+                choices=KINDS,
+                help="what computes; auto takes the native kernels where cardan-native is installed, else torch",
             ),
         )
+
+    def configured(self, options: Mapping[str, Any]) -> CpuPlatform:
+        """The platform with the kernels that were asked for.
+
+        Raises:
+            ConfigError: they cannot be used here.
+        """
+        asked = str(options.get("kernels", self.asked))
+        if asked != "auto":
+            require(asked)
+        chosen = copy.copy(self)
+        chosen.asked = asked
+        return chosen
 
     def recommend(self, facts: ModelFacts, device: DeviceInfo) -> Mapping[str, Recommendation]:
         """Sizes that suit a few cores, and the type of activations that was measured to be fastest."""
@@ -83,87 +108,54 @@ class CpuPlatform(Platform):
                 CHUNK, "larger chunks gain little on CPUs, and running requests wait for a chunk"
             ),
             "max_running_requests": Recommendation(ROWS, "beyond this a few cores only share their time out further"),
-            "dtype": _recommended_dtype(facts, read_host()),
+            "dtype": _recommended_dtype(facts, read_host(), choose(self.asked)),
         }
 
     def open(self, device: DeviceInfo, options: Mapping[str, Any]) -> OpsDevice:
         """Set up threads and open the device.
 
         Raises:
-            ConfigError: ``threads`` is negative.
+            ConfigError: ``threads`` is negative, or the kernels that were asked for cannot be used here.
         """
         threads = int(options.get("threads", 0))
         if threads < 0:
             raise ConfigError(f"--platform-option threads must be 0 (automatic) or more, got {threads}.")
+        choice = require(str(options.get("kernels", self.asked)))
+        if choice.kind == NATIVE:
+            from cardan_cpu.native_device import NativeDevice
+
+            return NativeDevice(device, threads)
         from cardan_cpu.device import CpuDevice
 
         return CpuDevice(device, threads)
 
 
 EXACT_PARAMETERS = 1_000_000_000
-"""Largest model whose block formats are widened to float32 by default: 4 GB, twice what bfloat16 takes."""
+"""Largest model whose block formats give float32 activations by default: beyond, keys, values and, with torch, widened
+weights would take twice the bytes of bfloat16."""
 
 
-def _recommended_dtype(facts: ModelFacts, host: Host) -> Recommendation:
+def _untried(variant: str) -> str:
+    return f"The native kernels for {variant} have not been run by Cardan's tests; kernels=torch is there to compare."
+
+
+def _recommended_dtype(facts: ModelFacts, host: Host, choice: Choice) -> Recommendation:
     if facts.native_dtype == "float32":
         return Recommendation("float32", "the checkpoint is float32")
+    blocks = sorted(facts.weight_formats.keys() - set(DENSE_FORMATS))
+    small = bool(blocks) and facts.num_parameters <= EXACT_PARAMETERS
+    if choice.kind == NATIVE:
+        if small:
+            return Recommendation("float32", "the kernels compute in float32, so nothing is rounded in between")
+        return Recommendation("bfloat16", "half the bytes of keys, values and activations; weights stay as they are")
     if host.has_bfloat16:
         return Recommendation("bfloat16", "the processor multiplies bfloat16 in hardware")
-    blocks = facts.weight_formats.keys() - set(DENSE_FORMATS)
-    if blocks and facts.num_parameters <= EXACT_PARAMETERS:
-        return Recommendation(
-            "float32", f"the exact values of {', '.join(sorted(blocks))} weights, which bfloat16 would round"
-        )
+    if small:
+        return Recommendation("float32", f"the exact values of {', '.join(blocks)} weights, which bfloat16 would round")
     return Recommendation(
         "bfloat16",
         "decode reads every weight once, so half the bytes count; prefill widens weights to float32 block by block",
     )
-
-
-def _features(host: Host) -> dict[str, Capability]:
-    def native(reason: str) -> Capability:
-        return Capability(Support.NATIVE, reason, Evidence.HARDWARE)
-
-    def emulated(reason: str) -> Capability:
-        return Capability(Support.EMULATED, reason, Evidence.HARDWARE)
-
-    bfloat16 = (
-        native("multiplied in hardware") if host.has_bfloat16 else emulated("widened to float32 where rows are many")
-    )
-    features: dict[str, Capability] = {
-        "dtype:bfloat16": bfloat16,
-        "dtype:float32": native("torch's GEMM"),
-        "dtype:float16": emulated("widened to float32 inside torch"),
-        "attention:torch": native("keys and values gathered by slot, then torch's fused attention"),
-        Feature.SLIDING_WINDOW: native("only the window's slots are read"),
-        Feature.ATTENTION_SOFTCAP: native("scores written out in float32, a bounded block at a time"),
-        Feature.ATTENTION_SINKS: native("scores written out in float32, a bounded block at a time"),
-        Feature.SAMPLING: native("on the device"),
-        Feature.PENALTIES: native("counts on the device for rows that ask"),
-        Feature.LOGIT_BIAS: native("on the device"),
-        Feature.LOGPROBS: native("of the model's own logits"),
-        Feature.PROMPT_LOGPROBS: native("of the model's own logits, in blocks"),
-        Feature.GRAMMAR_MASK: native("packed masks"),
-        Feature.MIXED_BATCH: native("decode rows and new prompts attend in one step"),
-        Feature.GRAPH: Capability(Support.UNSUPPORTED, "steps run eagerly on this platform"),
-        Feature.OVERLAP: Capability(
-            Support.UNSUPPORTED,
-            "compute runs on the cores that schedule, so a step launched early would only delay the one before it",
-            alternative="The plain loop runs instead",
-        ),
-        Feature.TENSOR_PARALLEL: Capability(
-            Support.UNSUPPORTED, "one process uses all cores", alternative="Run without --tp-size"
-        ),
-    }
-    for dtype in DTYPES:
-        features[f"kv_dtype:{dtype}"] = native("one tensor per layer")
-    for fmt in DENSE_FORMATS:
-        features[f"weights:{fmt}"] = native("converted to the type of the activations")
-    for fmt in BLOCK_FORMATS:
-        features[f"weights:{fmt}"] = emulated("no GEMM here takes block formats")
-    for fmt in AFFINE_FORMATS:
-        features[f"weights:{fmt}"] = emulated("no GEMM here takes affine groups")
-    return features
 
 
 platform = CpuPlatform()

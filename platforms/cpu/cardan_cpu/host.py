@@ -49,6 +49,13 @@ def usable_cores(root: Path = SYSTEM_ROOT) -> int:
     return affinity if quota is None else min(affinity, quota)
 
 
+def compute_threads(root: Path = SYSTEM_ROOT) -> int:
+    """The usable cores, or as many as OMP_NUM_THREADS says where that is less."""
+    asked = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
+    cores = usable_cores(root)
+    return min(cores, int(asked)) if asked.isdecimal() and int(asked) > 0 else cores
+
+
 def _cpuinfo(root: Path) -> tuple[str, tuple[str, ...]]:
     """Model name and flags of the first processor in ``/proc/cpuinfo``; empty where there is none."""
     try:

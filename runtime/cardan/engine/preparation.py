@@ -19,6 +19,7 @@ from cardan.errors import UnsupportedModelError
 from cardan.models import DecoderModel, build_model
 from cardan.platform import Device, KVPool, LoadedModel, MemoryRequest, Model, Plan, Platform, Runner, SettingSource
 from cardan.platform.discovery import choose_platform, platforms_claiming
+from cardan.platform.refusals import parse_options
 from cardan.platform.resolve import platform_facts, resolve
 from cardan.runner import open_device
 from cardan.scheduler import SchedulerSettings
@@ -113,6 +114,7 @@ def open_and_resolve(config: EngineConfig, progress: Progress = _silent, platfor
     """
     apply_installed_plugins()
     platform = platform or choose_platform(config.platform.platform)
+    platform = platform.configured(parse_options(config.platform.options, platform.options(), platform.name))
     device = platform.devices()[0]
     if config.model.random_weights is not None or not platform.reads_weights:
         checkpoint, model = _without_weights(config, platform.reads_weights, progress)

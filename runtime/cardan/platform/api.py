@@ -89,6 +89,13 @@ class Platform(abc.ABC):
         """The platform's own flags."""
         return ()
 
+    def configured(self, options: Mapping[str, Any]) -> Platform:
+        """The platform with a value for each of ``options()``, where its answers depend on them; else itself.
+
+        Capabilities, recommendations and the description of devices are asked of what this returns.
+        """
+        return self
+
     def recommend(self, facts: ModelFacts, device: DeviceInfo) -> Mapping[str, Recommendation]:
         """Values for neutral settings, such as ``chunked_prefill_size``, ``page_size`` and ``dtype``."""
         return {}

@@ -38,16 +38,24 @@ Share share_of(const float* x, int64_t count) {
   return {shift, sum_of(x, count, [shift](vf value) { return exp(value - shift); })};
 }
 
-float joined(const Share* shares, int64_t count) {
-  double shift = shares[0].shift;
-  for (int64_t i = 1; i < count; ++i) shift = std::max<double>(shift, shares[i].shift);
+// The logarithm of a sum of exponentials in two parts: the shift, which is as large as x, and a small rest.
+struct Logarithm {
+  float shift, rest;
+};
+
+Logarithm joined(const Share* shares, int64_t count) {
+  float shift = -INFINITY;
+  for (int64_t i = 0; i < count; ++i)
+    if (shares[i].sum != 0.0f) shift = std::max(shift, shares[i].shift);
+  if (shift == -INFINITY) return {0.0f, -INFINITY};
   double sum = 0.0;
-  for (int64_t i = 0; i < count; ++i) sum += shares[i].sum * std::exp(shares[i].shift - shift);
-  return static_cast<float>(std::log(sum) + shift);
+  for (int64_t i = 0; i < count; ++i)
+    if (shares[i].sum != 0.0f) sum += shares[i].sum * std::exp(static_cast<double>(shares[i].shift) - shift);
+  return {shift, static_cast<float>(std::log(sum))};
 }
 
 // Logarithms of the sums of exponentials, into `to`, one a row.
-void logsumexp_rows(Pool& pool, const Lines& from, Share* shares, float* to) {
+void logsumexp_rows(Pool& pool, const Lines& from, Share* shares, Logarithm* to) {
   const int64_t pieces = pieces_of(from.width);
   for_pieces(pool, from.rows, from.width, [&](int64_t row, int64_t start, int64_t count) {
     shares[row * pieces + start / kPieceElements] = share_of(from.at<float>(row) + start, count);
@@ -83,9 +91,11 @@ int32_t place_of(const float* x, int64_t width, const float* largest, float top)
 Tensor logsumexp(const Tensor& x) {
   check("logsumexp", x);
   Tensor out = Tensor::empty(without_last(x), DType::kF32);
-  const Tensor shares = room_for<Share>(x);
-  dispatch({&x, &shares, &out}, [from = Lines(x), shares = shares.ptr<Share>(), to = out.ptr<float>()](Pool& pool) {
-    logsumexp_rows(pool, from, shares, to);
+  const Tensor shares = room_for<Share>(x), logs = room_for<Logarithm>(x);
+  dispatch({&x, &shares, &logs, &out}, [from = Lines(x), shares = shares.ptr<Share>(), logs = logs.ptr<Logarithm>(),
+                                        to = out.ptr<float>()](Pool& pool) {
+    logsumexp_rows(pool, from, shares, logs);
+    for (int64_t row = 0; row < from.rows; ++row) to[row] = logs[row].shift + logs[row].rest;
   });
   return out;
 }
@@ -93,13 +103,14 @@ Tensor logsumexp(const Tensor& x) {
 Tensor log_softmax(const Tensor& x) {
   check("log_softmax", x);
   Tensor out = Tensor::empty(x.dims(), DType::kF32);
-  const Tensor shares = room_for<Share>(x), sums = Tensor::empty({std::max<int64_t>(1, x.rows())}, DType::kF32);
-  dispatch({&x, &shares, &sums, &out}, [from = Lines(x), shares = shares.ptr<Share>(), sums = sums.ptr<float>(),
+  const Tensor shares = room_for<Share>(x), logs = room_for<Logarithm>(x);
+  dispatch({&x, &shares, &logs, &out}, [from = Lines(x), shares = shares.ptr<Share>(), logs = logs.ptr<Logarithm>(),
                                         to = Rows(out)](Pool& pool) {
-    logsumexp_rows(pool, from, shares, sums);
+    logsumexp_rows(pool, from, shares, logs);
     for_pieces(pool, from.rows, from.width, [&](int64_t row, int64_t start, int64_t count) {
-      const float sum = sums[row];
-      map(from.at<float>(row) + start, to.at<float>(row) + start, count, [sum](vf value) { return value - sum; });
+      const Logarithm log = logs[row];  // taken off in its two parts, so that likely entries keep their digits
+      map(from.at<float>(row) + start, to.at<float>(row) + start, count,
+          [log](vf value) { return (value - log.shift) - log.rest; });
     });
   });
   return out;
