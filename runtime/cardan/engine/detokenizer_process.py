@@ -5,6 +5,7 @@ It imports no platform, no model and no scheduler.
 
 from __future__ import annotations
 
+import gc
 import logging
 from collections.abc import Iterator
 from pathlib import Path
@@ -43,6 +44,8 @@ def run(config: EngineConfig, folder: Path) -> int:
     try:
         tokenizer = load_model_tokenizer(config.model, renders_chat=False)
         detokenizer = Detokenizer(tokenizer, config.server.stream_interval)
+        # What is there now stays: full collections would walk all of it, and every stream would wait for them.
+        gc.freeze()
         outbox.send(encode(DetokenizerReady()))
         _serve(detokenizer, inbox, outbox)
     except Exception as error:

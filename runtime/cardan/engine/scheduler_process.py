@@ -5,8 +5,10 @@ Array libraries are imported here only, by the platform. With nothing to run it 
 
 from __future__ import annotations
 
+import gc
 import logging
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import zmq
@@ -42,6 +44,7 @@ from cardan.engine.validation import lacking_features
 from cardan.errors import CardanError
 from cardan.platform.report import plan_to_json
 from cardan.scheduler import OutputBatch, RequestOutput
+from cardan.text.tokenizer import Tokenizer
 
 _LAST_WORDS_MS = 1000
 _STALLED_POLL_MS = 5
@@ -60,9 +63,11 @@ def run(config: EngineConfig, folder: Path) -> int:
     frontend = Outbox(context, folder, FRONTEND_INBOX)
     detokenizer = Outbox(context, folder, DETOKENIZER_INBOX)
     try:
-        prepared = prepare(config, lambda part, done, total: frontend.send(encode(Progress(part, done, total))))
-        core = EngineCore(prepared, load_model_tokenizer(config.model, renders_chat=False))
+        prepared, tokenizer = _prepare(config, frontend)
+        core = EngineCore(prepared, tokenizer)
         _log_plan(prepared)
+        # What is there now stays: full collections would walk all of it, and every stream would wait for them.
+        gc.freeze()
         frontend.send(encode(_ready(prepared)))
         SchedulerServer(core, inbox, frontend, detokenizer).serve()
         prepared.close()
@@ -77,6 +82,17 @@ def run(config: EngineConfig, folder: Path) -> int:
         frontend.close(_LAST_WORDS_MS)
         context.term()
     return 0
+
+
+def _prepare(config: EngineConfig, frontend: Outbox) -> tuple[Prepared, Tokenizer]:
+    """Prepare the device, and load the tokenizer, which stops are sought with, in the meantime."""
+
+    def tell(part: str, done: int, total: int) -> None:
+        frontend.send(encode(Progress(part, done, total)))
+
+    with ThreadPoolExecutor(1, thread_name_prefix="tokenizer") as beside:
+        tokenizer = beside.submit(load_model_tokenizer, config.model, renders_chat=False)
+        return prepare(config, tell), tokenizer.result()
 
 
 def _log_plan(prepared: Prepared) -> None:
