@@ -8,14 +8,15 @@ import numpy as np
 import pytest
 import torch
 
+from cardan.ops.definitions import log_softmax
 from cardan.platform import ActivationCodes
 from cardan.quantization import FORMATS, dequantize
 from cardan.testing.conformance import TINY_CONFIGS
-from cardan.testing.conformance.attention_bench import dense
 from cardan.testing.conformance.attention_checks import make_layer
 from cardan.testing.conformance.linear_checks import activation_bound, half_steps, make_view, weight_bound
-from cardan.testing.conformance.sampler_reference import Knobs, adjust, choose, log_softmax
+from cardan.testing.conformance.sampler_reference import Knobs, adjust, choose
 from cardan.testing.conformance.tiny_checkpoint import TinyCheckpoint, write_safetensors
+from cardan.testing.reference_attention import attend
 
 
 def test_dense_attention_is_torchs() -> None:
@@ -28,15 +29,15 @@ def test_dense_attention_is_torchs() -> None:
         query, key, value, attn_mask=(back >= 0) & (back < 5), scale=layer.scale
     )
     want = out.transpose(0, 1).reshape(9, -1).numpy()
-    assert np.abs(dense(q, k, v, layer) - want).max() < 1e-12
-    assert np.abs(dense(q[6:], k, v, layer) - want[6:]).max() < 1e-12
+    assert np.abs(attend(q, k, v, layer).out - want).max() < 1e-12
+    assert np.abs(attend(q[6:], k, v, layer).out - want[6:]).max() < 1e-12
 
 
 def test_a_sink_takes_its_share_of_the_softmax() -> None:
     layer = make_layer(q_heads=1, kv_heads=1, k_dim=1, v_dim=1, scale=1.0, sinks=True)
     one = np.zeros((1, 1, 1))
     # scores 0 and sink log(3): the value gets a share of 1 / (1 + 3)
-    assert dense(one, one, one + 8.0, layer, np.log([3.0])) == pytest.approx(2.0)
+    assert attend(one, one, one + 8.0, layer, np.log([3.0])).out == pytest.approx(2.0)
 
 
 def test_penalties_by_hand() -> None:

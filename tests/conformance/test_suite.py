@@ -5,15 +5,21 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import faulty_platforms as faulty
+import numpy as np
 import pytest
 
 from cardan.cli.app import run
-from cardan.errors import ConfigError
-from cardan.models import MODEL_FAMILIES
+from cardan.errors import CheckpointError, ConfigError
+from cardan.models import MODEL_FAMILIES, build_model
+from cardan.platform import Capabilities, DeviceInfo
+from cardan.runner import NeutralDevice
 from cardan.testing.conformance import (
     PARTS,
     TINY_CONFIGS,
@@ -26,6 +32,9 @@ from cardan.testing.conformance import (
     run_check,
     run_suite,
 )
+from cardan.testing.conformance.engine_run import EngineRun, Layout, tiny
+from cardan.testing.conformance.logit_model import ArrayCheckpoint, LogitBench
+from cardan.testing.conformance.tiny_checkpoint import TinyCheckpoint
 from cardan.testing.conformance.tiny_configs import WRAPPERS
 from cardan.testing.null_platform import platform as null_platform
 
@@ -79,7 +88,7 @@ def test_what_a_check_raises_is_its_outcome(cpu: Subject) -> None:
 def test_a_device_of_level_1_is_tried_where_that_is_possible() -> None:
     with Subject(null_platform, quick=True) as subject:
         report = run_suite(
-            subject, ("memory", "ops", "linear", "kv", "sampler", "end_to_end/chunked", "end_to_end/cold")
+            subject, ("memory", "ops", "linear", "kv", "sampler", "end_to_end/without-cache", "end_to_end/cold")
         )
     assert report.passed
     assert report.level == 1
@@ -101,6 +110,101 @@ def test_a_report_is_json_and_says_what_there_is(cpu: Subject) -> None:
     assert {outcome["status"] for outcome in data["outcomes"]} <= {"passed", "failed", "skipped"}
     assert "attention:torch" in data["evidence"]["hardware"]
     assert data["benchmarks"]["linear"] > 0
+
+
+class BrokenPlatform(faulty.CpuCopy):
+    """Its device does not open."""
+
+    def __init__(self) -> None:
+        super().__init__(faulty.OneThread)
+
+    def open(self, device: DeviceInfo, options: Mapping[str, Any]) -> Any:
+        raise RuntimeError("the cable is out")
+
+
+def test_a_device_that_does_not_open_still_has_a_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cardan.cli.conforming.choose_platform", lambda name: BrokenPlatform())
+    file = tmp_path / "report.json"
+    assert run(["conform", "--only", "capabilities/options", "--only", "ops/silu", "--json", str(file)]) == 1
+    report = json.loads(file.read_text())
+    assert report["level"] is None
+    assert {outcome["status"] for outcome in report["outcomes"]} == {"passed", "failed"}
+    assert "the cable is out" in report["outcomes"][-1]["detail"]
+
+
+class ClosedPlatform(faulty.CpuCopy):
+    """Counts what is open, and cannot warm up three rows."""
+
+    def __init__(self) -> None:
+        self.open_devices = self.open_runners = 0
+
+        class Fragile(faulty.ChangedRunner):
+            def warm_up(inner, buckets: Sequence[int]) -> None:  # noqa: N805
+                if 3 in buckets:
+                    raise RuntimeError("three rows are too many")
+
+            def close(inner) -> None:  # noqa: N805
+                self.open_runners -= 1
+
+        class Device(NeutralDevice):
+            def runner(inner, *arguments: Any) -> Any:  # noqa: N805
+                self.open_runners += 1
+                return Fragile(super().runner(*arguments), lambda sampling: sampling)
+
+            def close(inner) -> None:  # noqa: N805
+                self.open_devices -= 1
+
+        super().__init__(lambda info: Device(faulty.OneThread(info)))
+
+    def open(self, device: DeviceInfo, options: Mapping[str, Any]) -> Any:
+        self.open_devices += 1
+        return super().open(device, options)
+
+
+def test_nothing_stays_open_when_an_engine_does_not_start() -> None:
+    platform = ClosedPlatform()
+    with Subject(platform) as subject:
+        with pytest.raises(RuntimeError, match="three rows"):
+            EngineRun(subject, tiny(subject), Layout(name="fragile", warm_ups=1))
+        assert (platform.open_devices, platform.open_runners) == (0, 0)
+        with LogitBench(subject):
+            assert platform.open_runners == 1
+        assert platform.open_runners == 0
+    assert platform.open_devices == 0
+
+
+def test_a_table_comes_in_the_types_of_the_suite() -> None:
+    """The CPU platform would recommend bfloat16 for weights that are not float32."""
+    seen: list[Any] = []
+
+    class Device(NeutralDevice):
+        def load(self, model: Any, checkpoint: Any, plan: Any, progress: Any = None) -> Any:
+            seen.append(plan)
+            return super().load(model, checkpoint, plan, progress)
+
+    class Narrow(faulty.CpuCopy):
+        def capabilities(self, device: DeviceInfo) -> Capabilities:
+            answers = super().capabilities(device)
+            without = {key: value for key, value in answers.features.items() if "dtype:float32" not in str(key)}
+            return replace(answers, features=without)
+
+    with Subject(Narrow(lambda info: Device(faulty.OneThread(info)))) as subject, LogitBench(subject):
+        assert subject.best_dtype == "bfloat16"
+    assert [(plan.dtype, plan.kv_cache_dtype) for plan in seen] == [("bfloat16", "bfloat16")]
+
+
+def test_the_checkpoint_in_memory_names_its_tensors() -> None:
+    with pytest.raises(CheckpointError, match="has no tensor 'head', only table"):
+        ArrayCheckpoint({}, {"table": np.zeros((1, 1))}).tensor("head")
+
+
+def test_a_model_that_lists_no_tensors_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    architecture = "SilentForCausalLM"
+    facts = build_model(TINY_CONFIGS["LlamaForCausalLM"], "silent", None).facts
+    silent = SimpleNamespace(facts=replace(facts, architecture=architecture))
+    monkeypatch.setattr("cardan.testing.conformance.tiny_checkpoint.build_model", lambda *_: silent)
+    with pytest.raises(NotApplicableError, match=f"{architecture} lists no tensors"):
+        TinyCheckpoint(tmp_path / "silent", {})
 
 
 def test_nothing_passed_is_not_passing() -> None:
@@ -137,30 +241,32 @@ def test_the_command_refuses_an_unknown_part(capsys: pytest.CaptureFixture[str])
     assert "must begin with one of" in capsys.readouterr().err
 
 
-def test_pytest_runs_the_same_checks(tmp_path: Path) -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "-p",
-        "no:cacheprovider",
-        "-p",
-        "no:asyncio",
-        "--pyargs",
-        "cardan.testing",
-    ]
-    done = subprocess.run(
-        [*command, "--platform", "null", "--conformance-only", "memory"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
+def pytest_of_the_suite(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:asyncio"]
+    return subprocess.run(
+        [*command, "--pyargs", "cardan.testing", *arguments], cwd=folder, capture_output=True, text=True, check=False
     )
+
+
+def test_pytest_runs_the_same_checks(tmp_path: Path) -> None:
+    done = pytest_of_the_suite(tmp_path, "--platform", "null", "--conformance-only", "memory")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "9 passed" in done.stdout
-    without = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert "1 skipped" in without.stdout
+    assert "1 skipped" in pytest_of_the_suite(tmp_path).stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--platform", "null", "--conformance-only", "speed"), "--conformance-only must begin with one of"),
+        (("--platform", "no-such-platform"), "no-such-platform"),
+    ],
+)
+def test_a_wrong_option_of_pytest_is_a_usage_error(tmp_path: Path, arguments: tuple[str, ...], message: str) -> None:
+    done = pytest_of_the_suite(tmp_path, *arguments)
+    assert done.returncode == pytest.ExitCode.USAGE_ERROR
+    assert message in done.stderr
+    assert "Traceback" not in done.stdout + done.stderr
 
 
 def test_another_device_is_opened_after_a_release(cpu: Subject) -> None:

@@ -1,4 +1,4 @@
-"""What tests and vendors run against: the null platform, a tiny model folder, and (with time) a conformance suite.
+"""What tests and vendors run against: the null platform, a tiny model folder, and the conformance suite.
 
 It knows nothing of a real device; everything here is shipped, so that a plugin's own tests can use it.
 """

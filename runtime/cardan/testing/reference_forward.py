@@ -13,6 +13,8 @@ import numpy as np
 from cardan.ops import ReferenceOps
 from cardan.ops.definitions import NumpyArray
 from cardan.platform import Model, ParameterKind, RopeTable, Source
+from cardan.testing.reference_attention import attend
+from cardan.testing.rounded_ops import RoundedOps
 from cardan.types import LayerKV
 
 
@@ -33,26 +35,11 @@ class DenseForward:
     def attend(
         self, q: NumpyArray, k: NumpyArray, v: NumpyArray, layer: LayerKV, sinks: NumpyArray | None = None
     ) -> NumpyArray:
-        """See ``Forward.attend``; a sink is a score without a value.
-
-        Source: Xiao et al., "Efficient Streaming Language Models with Attention Sinks", section 3.
-        """
-        repeats = layer.q_heads // layer.kv_heads
-        keys, values = (np.repeat(part, repeats, axis=1) for part in (k, v))
-        scores = np.einsum("qhd,khd->hqk", q, keys) * layer.scale
-        if layer.softcap is not None:
-            scores = layer.softcap * np.tanh(scores / layer.softcap)
-        distance = self.positions[:, None] - self.positions[None, :]
-        visible = (distance >= 0) & (distance < (layer.window or len(self.positions)))
-        scores = np.where(visible, scores, -np.inf)
-        if sinks is not None:
-            column = np.broadcast_to(sinks[:, None, None], (*scores.shape[:2], 1))
-            scores = np.concatenate((scores, column), axis=-1)
-        weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
-        weights /= weights.sum(axis=-1, keepdims=True)
-        seen = weights[..., : len(keys)]
-        out: NumpyArray = np.einsum("hqk,khd->qhd", seen, values).reshape(len(q), -1)
-        return out
+        """See ``Forward.attend``."""
+        ops = self._ops
+        if isinstance(ops, RoundedOps):
+            return attend(q, k, v, layer, sinks, ops.narrow).out
+        return attend(q, k, v, layer, sinks).out
 
 
 def dense_weights(model: Model, tensors: Mapping[str, NumpyArray], ops: ReferenceOps) -> dict[str, Any]:
@@ -91,10 +78,10 @@ def model_logits(
         model: built from the tensors' names and shapes.
         tensors: values by Hugging Face name.
         ids: the sequence.
-        dtype: float64 or float32.
+        dtype: float64, or a type that every operation's result is rounded to.
         context: length that RoPE tables are made for; the sequence's by default.
     """
-    ops = ReferenceOps(dtype)
+    ops = ReferenceOps() if dtype == "float64" else RoundedOps(dtype)
     weights = dense_weights(model, tensors, ops)
     forward = DenseForward(ops, ids, model.rope_tables(context or len(ids)))
     logits: NumpyArray = model.logits(ops, weights, model.hidden(ops, weights, forward))

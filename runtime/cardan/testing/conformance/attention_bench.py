@@ -14,6 +14,7 @@ from cardan.ops import round_to
 from cardan.ops.definitions import NumpyArray
 from cardan.ops.opspec import ROUNDOFF
 from cardan.platform import AttentionBackend, AttentionMeta, OpsDevice, OpsKVPool
+from cardan.testing.reference_attention import attend
 from cardan.types import ForwardMode, Int32Array, KVLayout, LayerKV, TableDelta, TableDeltas
 
 WRITE_TOKENS = 256
@@ -114,7 +115,7 @@ class AttentionBench:
                 self._write_nan(backend, pool, np.arange(case.page, pages * case.page, dtype=np.int32), longest)
             self._write_cached(backend, pool)
             got = self._step(backend, pool, case.mode, [(s, s.row.cached, s.row.length) for s in self._sequences])
-        want = [dense(s.q[s.row.cached :], s.k, s.v, case.layer, self.sinks) for s in self._sequences]
+        want = [attend(s.q[s.row.cached :], s.k, s.v, case.layer, self.sinks).out for s in self._sequences]
         return got.astype(np.float64), np.concatenate(want)
 
     def _make_sequences(self, rng: np.random.Generator, pages: int) -> list[_Sequence]:
@@ -213,29 +214,3 @@ class AttentionBench:
         )
         sinks = None if self.sinks is None else ops.from_host(self.sinks.astype(np.float32), "float32")
         return ops.to_host(backend.forward(q, k, v, self.case.layer, backend.plan(meta), sinks))
-
-
-def dense(q: NumpyArray, k: NumpyArray, v: NumpyArray, layer: LayerKV, sinks: NumpyArray | None = None) -> NumpyArray:
-    """Attention of queries that stand at the end of the keys, as it is defined; float64 ``[n, q_heads * v_dim]``.
-
-    Source: Vaswani et al., "Attention Is All You Need", equation 1; sinks: Xiao et al., "Efficient Streaming Language
-    Models with Attention Sinks", section 3.
-    """
-    count, length = len(q), len(k)
-    shared = layer.q_heads // layer.kv_heads
-    distance = np.arange(length - count, length)[:, None] - np.arange(length)[None, :]
-    visible = (distance >= 0) & (distance < (layer.window or length + 1))
-    out = np.empty((count, layer.q_heads, layer.v_dim))
-    for head in range(layer.q_heads):
-        scores = q[:, head] @ k[:, head // shared].T * layer.scale
-        if layer.softcap is not None:
-            scores = layer.softcap * np.tanh(scores / layer.softcap)
-        scores = np.where(visible, scores, -np.inf)
-        top = scores.max(axis=-1, keepdims=True)
-        extra = np.zeros((count, 1))
-        if sinks is not None:
-            top = np.maximum(top, sinks[head])
-            extra = np.exp(sinks[head] - top)
-        weights = np.exp(scores - top)
-        out[:, head] = weights @ v[:, head // shared] / (weights.sum(axis=-1, keepdims=True) + extra)
-    return out.reshape(count, -1)

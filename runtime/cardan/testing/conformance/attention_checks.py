@@ -13,7 +13,7 @@ import numpy as np
 
 from cardan.platform import Feature
 from cardan.testing.conformance.attention_bench import AttentionBench, Case, Row
-from cardan.testing.conformance.check import Check, NotApplicableError, expect_close
+from cardan.testing.conformance.check import Check, expect_close
 from cardan.testing.conformance.subject import Subject
 from cardan.types import ForwardMode, KVKind, LayerKV
 
@@ -105,9 +105,7 @@ def _needs(subject: Subject, layer: LayerKV, mode: ForwardMode) -> None:
         Feature.ATTENTION_SINKS: layer.sinks,
         Feature.MIXED_BATCH: mode is ForwardMode.MIXED,
     }
-    for feature, needed in wanted.items():
-        if needed and not subject.capabilities.supports(feature):
-            raise NotApplicableError(f"{feature} is not supported: {subject.capabilities.get(feature).reason}")
+    subject.needs(*(feature for feature, needed in wanted.items() if needed))
 
 
 def _run(subject: Subject, backend: str, settings: dict[str, Any]) -> None:

@@ -16,6 +16,7 @@ from cardan.platform import CapturedStep, Feature, LinearSpec, OpsDevice, Suppor
 from cardan.platform.resolve import RECOMMENDABLE
 from cardan.testing.conformance.attention_checks import make_layer
 from cardan.testing.conformance.check import Check, CheckError, expect
+from cardan.testing.conformance.engine_run import tiny
 from cardan.testing.conformance.linear_checks import claiming
 from cardan.testing.conformance.refusal_checks import refusal_checks
 from cardan.testing.conformance.subject import Subject
@@ -75,8 +76,6 @@ def _run_families(subject: Subject) -> None:
 
 
 def _run_recommendations(subject: Subject) -> None:
-    from cardan.testing.conformance.engine_run import tiny
-
     facts = tiny(subject).model.facts
     given = dict(subject.platform.recommend(facts, subject.info))
     unknown = sorted(set(given) - RECOMMENDABLE)

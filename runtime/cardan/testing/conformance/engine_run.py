@@ -5,24 +5,27 @@ It knows no reference: it gives back what each request got.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
-from cardan.config import CacheConfig, EngineConfig, ModelConfig, PlatformConfig, SchedulerConfig
+from cardan.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
 from cardan.engine.core import EngineCore
 from cardan.engine.messages import Generate
 from cardan.engine.preparation import Prepared, prepare
 from cardan.errors import UnsupportedError, UnsupportedModelError
-from cardan.platform import Feature, SettingSource
+from cardan.platform import Feature
+from cardan.platform.refusals import check_layers
 from cardan.scheduler import RequestOutput
 from cardan.testing.conformance.check import CheckError, NotApplicableError, expect
 from cardan.testing.conformance.subject import Subject
 from cardan.testing.conformance.tiny_checkpoint import TinyCheckpoint
 from cardan.testing.conformance.tiny_configs import CONTEXT, TINY_CONFIGS, VOCAB
-from cardan.types import FinishKind, LogprobParams, SamplingParams, TokenLogprobs
+from cardan.testing.conformance.watched_runner import WatchedRunner
+from cardan.types import FinishKind, ForwardMode, LogprobParams, SamplingParams, TokenLogprobs
 
 ROOM = 4096
 """Tokens of the pool where it is not meant to be short."""
@@ -42,24 +45,35 @@ class Layout:
     Attributes:
         name: for messages.
         chunk: most tokens of a prefill pass, -1 for no chunks.
-        overlap: launch each step before the one before is read; None leaves it to the plan.
+        overlap: launch each step before the one before is read.
         mixed: decode rows ride in prefill passes.
         pool: tokens of the pool, or None for plenty.
         page: tokens per page, or None for the smallest that the platform takes.
         radix: whether prefixes are reused.
         graph: whether captured steps may be replayed.
         warm_ups: how often the runner warms up again before the first request.
+        dtype: of activations and KV, or None for the one in which results are compared most closely.
     """
 
     name: str
     chunk: int = -1
-    overlap: bool | None = False
+    overlap: bool = False
     mixed: bool = False
     pool: int | None = None
     page: int | None = None
     radix: bool = True
     graph: bool = False
     warm_ups: int = 0
+    dtype: str | None = None
+
+    def check(self, subject: Subject) -> None:
+        """Leave a check that runs in a way that the platform does not claim.
+
+        Raises:
+            NotApplicableError: with the platform's own reason.
+        """
+        wanted = {Feature.OVERLAP: self.overlap, Feature.MIXED_BATCH: self.mixed, Feature.GRAPH: self.graph}
+        subject.needs(*(feature for feature, needed in wanted.items() if needed))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,73 +115,41 @@ def tiny(subject: Subject, architecture: str = "LlamaForCausalLM") -> TinyCheckp
 
 
 class EngineRun:
-    """An engine over a tiny checkpoint; use it as a context manager."""
+    """An engine over a tiny checkpoint; use it as a context manager.
+
+    Attributes:
+        prepared: what it runs on.
+        runner: counts what becomes of its steps.
+        core: the engine.
+    """
 
     def __init__(self, subject: Subject, checkpoint: TinyCheckpoint, layout: Layout) -> None:
         """Prepare everything.
 
         Raises:
             NotApplicableError: the platform lacks what the layout or the model needs, and says so.
+            CheckError: it refuses what it claims, or runs otherwise than it was asked to.
         """
-        subject.release()
+        layout.check(subject)
         self._layout = layout
-        self._needed(subject)
-        config = self._config(subject, checkpoint)
-        try:
-            self.prepared: Prepared = prepare(config, platform=subject.platform)
-        except (UnsupportedError, UnsupportedModelError) as error:
-            raise NotApplicableError(f"refused: {error}") from error
-        if layout.overlap:
-            plan = self.prepared.plan.with_setting("overlap", True, SettingSource.FLAG, "asked for by the suite")
-            self.prepared = replace(self.prepared, plan=plan)
-        for _ in range(layout.warm_ups):
-            self.prepared.runner.warm_up((1, 3, 8))
-        self.core = EngineCore(self.prepared, NoStops())  # type: ignore[arg-type]
+        with contextlib.ExitStack() as stack:
+            prepared = _prepare(subject, checkpoint, _config(subject, checkpoint, layout))
+            stack.callback(prepared.close)
+            for name, wanted in (("graph", layout.graph), ("overlap", layout.overlap)):
+                got = prepared.plan.value(name)
+                expect(bool(got) is wanted, f"{layout.name}: the plan says {name} = {got}, asked for {wanted}")
+            for _ in range(layout.warm_ups):
+                prepared.runner.warm_up((1, 3, 8))
+            self.runner = WatchedRunner(prepared.runner)
+            self.prepared: Prepared = replace(prepared, runner=self.runner)
+            self.core = EngineCore(self.prepared, NoStops())  # type: ignore[arg-type]
+            self._held = stack.pop_all()
 
     def __enter__(self) -> EngineRun:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.prepared.close()
-
-    def _needed(self, subject: Subject) -> None:
-        wanted = {
-            Feature.OVERLAP: bool(self._layout.overlap),
-            Feature.MIXED_BATCH: self._layout.mixed,
-            Feature.GRAPH: self._layout.graph,
-        }
-        for feature, needed in wanted.items():
-            if needed and not subject.capabilities.supports(feature):
-                raise NotApplicableError(f"{feature} is not supported: {subject.capabilities.get(feature).reason}")
-
-    def _config(self, subject: Subject, checkpoint: TinyCheckpoint) -> EngineConfig:
-        layout = self._layout
-        page = layout.page or min(subject.capabilities.page_sizes)
-        pool = max(layout.pool or ROOM, 9 * page if layout.pool else 32 * page)
-        return EngineConfig(
-            model=ModelConfig(
-                model=str(checkpoint.folder),
-                dtype=subject.best_dtype,  # type: ignore[arg-type]
-                context_length=CONTEXT,
-            ),
-            platform=PlatformConfig(
-                platform=subject.platform.name,
-                kv_cache_dtype=subject.best_kv_dtype,
-                disable_graph=not layout.graph,
-                options=subject.option_texts,
-            ),
-            cache=CacheConfig(
-                max_total_tokens=-(-pool // page) * page, page_size=page, disable_radix_cache=not layout.radix
-            ),
-            scheduler=SchedulerConfig(
-                chunked_prefill_size=layout.chunk if layout.chunk < 0 else max(layout.chunk, page),
-                disable_overlap_schedule=not layout.overlap,
-                enable_mixed_chunk=layout.mixed,
-                max_running_requests=16 if pool >= 16 * page else pool // page,
-                schedule_conservativeness=0.05,
-                random_seed=1,
-            ),
-        )
+        self._held.close()
 
     def ask(self, requests: Mapping[str, Ask]) -> dict[str, Answer]:
         """Run requests together to their ends.
@@ -214,10 +196,80 @@ class EngineRun:
             if reason.kind in (FinishKind.ERROR, FinishKind.ABORT):
                 raise CheckError(f"{self._layout.name}: request {output.rid} failed: {reason.message}")
 
+    def check_layout(self, answers: Mapping[str, Answer]) -> None:
+        """Make sure that the engine ran as it was laid out to.
+
+        Raises:
+            CheckError: it did not.
+        """
+        layout, runner = self._layout, self.runner
+        wanted = 2 if layout.overlap else 1
+        most = runner.most_in_flight
+        expect(most == wanted, f"{layout.name}: at most {most} steps were in flight at once, expected {wanted}")
+        cached = max((answer.cached for answer in answers.values()), default=0)
+        expect(layout.radix or cached == 0, f"{layout.name}: a request had {cached} tokens in a cache that is off")
+        expect(
+            (self.replays > 0) is layout.graph,
+            f"{layout.name}: {self.replays} steps were replayed, expected {'some' if layout.graph else 'none'}",
+        )
+        mixed = runner.steps[ForwardMode.MIXED]
+        expect((mixed > 0) is layout.mixed, f"{layout.name}: {mixed} passes were mixed, asked for {layout.mixed}")
+        page = self.prepared.plan.page_size
+        expect(layout.page in (None, page), f"{layout.name}: pages have {page} tokens, asked for {layout.page}")
+        longest, chunk = runner.most_extended, max(layout.chunk, page)
+        expect(
+            layout.chunk < 0 or layout.mixed or longest <= chunk,
+            f"{layout.name}: a prefill pass had {longest} tokens, chunks have {chunk} at most",
+        )
+
     @property
     def retractions(self) -> int:
         """How often a request lost its KV."""
         return int(self.core.stats().totals.get("retractions", 0))
+
+    @property
+    def replays(self) -> int:
+        """How many steps the engine counts as replayed from a captured one."""
+        return int(self.core.stats().totals.get("graph_replays", 0))
+
+
+def _config(subject: Subject, checkpoint: TinyCheckpoint, layout: Layout) -> EngineConfig:
+    page = layout.page or min(subject.capabilities.page_sizes)
+    pool = max(layout.pool or ROOM, 9 * page if layout.pool else 32 * page)
+    dtype = layout.dtype or subject.best_dtype
+    return EngineConfig(
+        model=ModelConfig(model=str(checkpoint.folder), dtype=dtype, context_length=CONTEXT),  # type: ignore[arg-type]
+        platform=subject.platform_config(dtype, graph=layout.graph),
+        cache=CacheConfig(
+            max_total_tokens=-(-pool // page) * page, page_size=page, disable_radix_cache=not layout.radix
+        ),
+        scheduler=SchedulerConfig(
+            chunked_prefill_size=layout.chunk if layout.chunk < 0 else max(layout.chunk, page),
+            disable_overlap_schedule=not layout.overlap,
+            enable_mixed_chunk=layout.mixed,
+            max_running_requests=16 if pool >= 16 * page else pool // page,
+            schedule_conservativeness=0.05,
+            random_seed=1,
+        ),
+    )
+
+
+def _prepare(subject: Subject, checkpoint: TinyCheckpoint, config: EngineConfig) -> Prepared:
+    """Open everything; a refusal is fine where a capability says so, or where a chip knows only its own models."""
+    level = subject.level
+    subject.release()
+    try:
+        check_layers(checkpoint.model.facts.layers, CONTEXT, subject.platform.name, subject.capabilities)
+    except UnsupportedError as error:
+        raise NotApplicableError(f"refused: {error}") from error
+    try:
+        return prepare(config, platform=subject.platform)
+    except UnsupportedModelError as error:
+        if level == 1:
+            raise NotApplicableError(f"refused: {error}") from error
+        raise CheckError(f"a device that supplies ops runs any model, but this one was refused: {error}") from error
+    except UnsupportedError as error:
+        raise CheckError(f"the platform claims all that the engine needs here, and refuses it: {error}") from error
 
 
 def prompts(seed: int = 1) -> dict[str, tuple[int, ...]]:
@@ -243,17 +295,3 @@ def greedy(subject: Subject, new_tokens: int, *, prompt: bool = False) -> dict[s
         "sampling": SamplingParams(max_new_tokens=new_tokens, temperature=0.0),
         "logprobs": logprob_params(subject, prompt=prompt),
     }
-
-
-def run_layout(
-    subject: Subject, layout: Layout, architecture: str = "LlamaForCausalLM", new_tokens: int = 24
-) -> dict[str, Answer]:
-    """Run the prompts greedily under a layout and hold the answers to the reference."""
-    from cardan.testing.conformance.parity import hold_all
-
-    checkpoint = tiny(subject, architecture)
-    requests = {rid: Ask(ids=ids, **greedy(subject, new_tokens)) for rid, ids in prompts().items()}
-    with EngineRun(subject, checkpoint, layout) as run:
-        answers = run.ask(requests)
-    hold_all(subject, checkpoint, requests, answers, layout.name)
-    return answers

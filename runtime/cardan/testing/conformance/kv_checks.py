@@ -14,7 +14,8 @@ from cardan.platform import OpsKVPool
 from cardan.testing.conformance.attention_bench import Row
 from cardan.testing.conformance.attention_checks import make_layer, pages, try_case
 from cardan.testing.conformance.check import Check, expect
-from cardan.testing.conformance.engine_run import Layout, run_layout
+from cardan.testing.conformance.engine_run import Layout
+from cardan.testing.conformance.parity import run_layout
 from cardan.testing.conformance.subject import Subject
 from cardan.types import ForwardMode, KVLayout
 
@@ -25,7 +26,7 @@ def checks(subject: Subject) -> Iterator[Check]:
     yield Check(part="kv", name="fresh-pool-is-finite-slot-0-too", run=_run_fresh)
     yield Check(part="kv", name="bind-takes-what-leaves-gave", run=_run_bind)
     yield Check(part="kv", name="slot-0-stays-finite-through-warm-up", run=_run_warm_up, needs_ops=False)
-    for page in (min(subject.capabilities.page_sizes), *pages(subject)[:2]):
+    for page in dict.fromkeys((min(subject.capabilities.page_sizes), *pages(subject)[:2])):
         for flat in (True, False):
             name = f"tables-beyond-one-page-of-{page}-{'flat' if flat else 'by-runs'}"
             yield Check(part="kv", name=name, run=partial(_run_tables, page=page, flat=flat))

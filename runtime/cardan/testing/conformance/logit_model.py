@@ -11,13 +11,13 @@ from typing import Any
 
 import numpy as np
 
-from cardan.config import CacheConfig, EngineConfig, SchedulerConfig
-from cardan.errors import CardanError, CheckpointError
+from cardan.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
+from cardan.errors import CheckpointError, UnsupportedError, UnsupportedModelError
 from cardan.ops import round_to
 from cardan.ops.definitions import NumpyArray
 from cardan.platform import Forward, ModelFacts, Parameter, ParameterKind, Runner, Source
 from cardan.platform.model import RopeTable
-from cardan.testing.conformance.check import NotApplicableError
+from cardan.testing.conformance.check import CheckError, NotApplicableError
 from cardan.testing.conformance.subject import Subject
 from cardan.types import (
     Array,
@@ -129,7 +129,7 @@ def make_table(dtype: str) -> NumpyArray:
 
 
 class LogitBench:
-    """The table on a device, and a runner over it.
+    """The table on a device, and a runner over it; use it as a context manager.
 
     Attributes:
         table: float64 logits by token.
@@ -141,6 +141,7 @@ class LogitBench:
 
         Raises:
             NotApplicableError: the device does not load a model that it was not compiled for.
+            CheckError: it refuses what every device that supplies ops can load.
         """
         if not subject.platform.reads_weights:
             raise NotApplicableError("the platform reads no weights, so there are no logits to choose")
@@ -148,6 +149,8 @@ class LogitBench:
         self.table = make_table(dtype) if table is None else table
         model = LogitModel()
         config = EngineConfig(
+            model=ModelConfig(dtype=dtype),  # type: ignore[arg-type]
+            platform=subject.platform_config(dtype),
             cache=CacheConfig(max_total_tokens=SLOTS * max(subject.capabilities.page_sizes)),
             scheduler=SchedulerConfig(max_running_requests=MAX_ROWS),
         )
@@ -155,12 +158,24 @@ class LogitBench:
         device = subject.device
         try:
             loaded = device.load(model, ArrayCheckpoint({}, {"table": self.table}), plan)
-        except CardanError as error:
-            raise NotApplicableError(f"the device does not load a model made for the suite: {error}") from error
+        except UnsupportedModelError as error:
+            if subject.level == 1:
+                raise NotApplicableError(f"the device does not load a model made for the suite: {error}") from error
+            raise CheckError(f"a device that supplies ops runs any model, but one was refused: {error}") from error
+        except UnsupportedError as error:
+            raise CheckError(
+                f"a table of [{VOCAB}, {VOCAB}] float32 logits was refused, which any device must take: {error}"
+            ) from error
         layout = KVLayout(layers=(LAYER,), page_size=plan.page_size, dtype=plan.kv_cache_dtype)
         self._span = -(-MOST_STEPS // plan.page_size) * plan.page_size
         pool = device.allocate_kv(layout, (MAX_ROWS + 2) * self._span, MAX_ROWS + 1, SLOTS)
         self.runner: Runner = device.runner(loaded, pool, plan)
+
+    def __enter__(self) -> LogitBench:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.runner.close()
 
     def step(self, ids: Int32Array, sampling: SamplingBatch, mask: Any = None, position: int = 0) -> Any:
         """Run one token of each row and sample from what it gives; returns the ``StepResult``."""

@@ -17,6 +17,7 @@ from cardan.engine.validation import REQUEST_FEATURES, RequestLimits, check_requ
 from cardan.errors import CardanError, RequestError
 from cardan.platform import Feature, SettingSource
 from cardan.testing.conformance.check import Check, CheckError, NotApplicableError, expect
+from cardan.testing.conformance.engine_run import tiny
 from cardan.testing.conformance.subject import Subject
 from cardan.types import DTYPE_BYTES, LogprobParams, SamplingParams
 
@@ -159,8 +160,6 @@ def _config(changes: Mapping[str, Any]) -> EngineConfig:
 
 
 def _run_flag(subject: Subject, key: str) -> None:
-    from cardan.testing.conformance.engine_run import tiny
-
     probe, facts = FLAGS[key], tiny(subject).model.facts
     offered = _offered(subject, key)
     for value in dict.fromkeys((*probe.values, *offered)):
@@ -207,8 +206,6 @@ def _hold_message(message: str, what: str) -> None:
 
 
 def _run_platform_options(subject: Subject) -> None:
-    from cardan.testing.conformance.engine_run import tiny
-
     facts = tiny(subject).model.facts
     wrong = ["no-such-option=1", "no-value"]
     wrong += [f"{spec.name}=#" for spec in subject.platform.options() if spec.kind is not str]
@@ -238,8 +235,6 @@ def _other_value(kind: type, default: Any, choices: tuple[Any, ...]) -> Any:
 
 def _run_layers(subject: Subject) -> None:
     """A model whose layers need what attention lacks is refused before anything is loaded."""
-    from cardan.testing.conformance.engine_run import tiny
-
     facts = tiny(subject).model.facts
     layer = facts.layers[0]
     needs = {

@@ -11,10 +11,11 @@ from typing import Any
 
 import numpy as np
 
+from cardan.ops.definitions import log_softmax
 from cardan.platform import Feature
-from cardan.testing.conformance.check import Check, NotApplicableError, expect
+from cardan.testing.conformance.check import Check, expect
 from cardan.testing.conformance.logit_model import VOCAB, LogitBench, make_table, sampling_batch
-from cardan.testing.conformance.sampler_reference import Knobs, adjust, choose, log_softmax
+from cardan.testing.conformance.sampler_reference import Knobs, adjust, choose
 from cardan.testing.conformance.subject import Subject
 from cardan.types import PenaltySeed
 
@@ -65,9 +66,7 @@ def _check(name: str, run: Callable[[Subject], None]) -> Check:
 
 
 def _bench(subject: Subject, *features: Feature) -> LogitBench:
-    for feature in features:
-        if not subject.capabilities.supports(feature):
-            raise NotApplicableError(f"{feature} is not supported: {subject.capabilities.get(feature).reason}")
+    subject.needs(*features)
     return LogitBench(subject)
 
 
@@ -90,58 +89,58 @@ def _hold(tokens: Any, wanted: list[int | None], what: str) -> None:
 
 
 def _run_knobs(subject: Subject, name: str) -> None:
-    bench = _bench(subject, *(() if name == "greedy" else (Feature.SAMPLING,)))
-    ids, sampling = _ids(ROWS), sampling_batch(ROWS, **KNOBS[name])
-    result = bench.step(ids, sampling)
-    wanted = [
-        choose(bench.table[token], Knobs(seed=int(seed), **KNOBS[name]), int(position))
-        for token, seed, position in zip(ids, sampling.seeds, sampling.positions, strict=True)
-    ]
-    _hold(result.tokens, wanted, name)
-    expect(not result.failed.any(), f"{name}: rows are marked as failed whose logits are finite")
+    with _bench(subject, *(() if name == "greedy" else (Feature.SAMPLING,))) as bench:
+        ids, sampling = _ids(ROWS), sampling_batch(ROWS, **KNOBS[name])
+        result = bench.step(ids, sampling)
+        wanted = [
+            choose(bench.table[token], Knobs(seed=int(seed), **KNOBS[name]), int(position))
+            for token, seed, position in zip(ids, sampling.seeds, sampling.positions, strict=True)
+        ]
+        _hold(result.tokens, wanted, name)
+        expect(not result.failed.any(), f"{name}: rows are marked as failed whose logits are finite")
 
 
 def _run_distribution(subject: Subject) -> None:
     """Draws with fixed seeds, against exact probabilities: the 31 likeliest tokens, and all others together."""
-    bench = _bench(subject, Feature.SAMPLING)
-    token, temperature = 7, 0.8
-    probabilities = np.exp(log_softmax(bench.table[token] / temperature))
-    counts = np.zeros(VOCAB)
-    for step in range(DRAWS):
-        seeds = np.arange(ROWS, dtype=np.uint64) + np.uint64(step * 100_003)
-        sampling = sampling_batch(ROWS, temperature=temperature, seeds=seeds)
-        tokens = bench.step(np.full(ROWS, token, np.int32), sampling).tokens
-        counts += np.bincount(tokens, minlength=VOCAB)
-    likely = np.argsort(-probabilities)[:31]
-    observed = np.append(counts[likely], counts.sum() - counts[likely].sum())
-    expected = np.append(probabilities[likely], 1.0 - probabilities[likely].sum()) * counts.sum()
-    chi_square = float(((observed - expected) ** 2 / expected).sum())
-    expect(
-        chi_square < CHI_SQUARE_LIMIT,
-        f"{int(counts.sum())} draws do not follow softmax(logits / temperature): chi-square {chi_square:.0f}, "
-        f"expected below {CHI_SQUARE_LIMIT:.0f}",
-    )
+    with _bench(subject, Feature.SAMPLING) as bench:
+        token, temperature = 7, 0.8
+        probabilities = np.exp(log_softmax(bench.table[token] / temperature))
+        counts = np.zeros(VOCAB)
+        for step in range(DRAWS):
+            seeds = np.arange(ROWS, dtype=np.uint64) + np.uint64(step * 100_003)
+            sampling = sampling_batch(ROWS, temperature=temperature, seeds=seeds)
+            tokens = bench.step(np.full(ROWS, token, np.int32), sampling).tokens
+            counts += np.bincount(tokens, minlength=VOCAB)
+        likely = np.argsort(-probabilities)[:31]
+        observed = np.append(counts[likely], counts.sum() - counts[likely].sum())
+        expected = np.append(probabilities[likely], 1.0 - probabilities[likely].sum()) * counts.sum()
+        chi_square = float(((observed - expected) ** 2 / expected).sum())
+        expect(
+            chi_square < CHI_SQUARE_LIMIT,
+            f"{int(counts.sum())} draws do not follow softmax(logits / temperature): chi-square {chi_square:.0f}, "
+            f"expected below {CHI_SQUARE_LIMIT:.0f}",
+        )
 
 
 def _run_mixed(subject: Subject) -> None:
-    bench = _bench(subject, Feature.SAMPLING)
-    kinds = [Knobs(seed=50 + index, **changes) for index, changes in enumerate(KNOBS.values())]
-    count = len(kinds)
-    sampling = sampling_batch(
-        count,
-        temperature=np.array([kind.temperature for kind in kinds], np.float32),
-        top_k=np.array([VOCAB if kind.top_k < 1 else kind.top_k for kind in kinds], np.int32),
-        top_p=np.array([kind.top_p for kind in kinds], np.float32),
-        min_p=np.array([kind.min_p for kind in kinds], np.float32),
-        seeds=np.array([kind.seed for kind in kinds], np.uint64),
-    )
-    ids = _ids(count)
-    tokens = bench.step(ids, sampling).tokens
-    wanted = [
-        choose(bench.table[token], kind, int(position))
-        for token, kind, position in zip(ids, kinds, sampling.positions, strict=True)
-    ]
-    _hold(tokens, wanted, "rows of all kinds in one batch")
+    with _bench(subject, Feature.SAMPLING) as bench:
+        kinds = [Knobs(seed=50 + index, **changes) for index, changes in enumerate(KNOBS.values())]
+        count = len(kinds)
+        sampling = sampling_batch(
+            count,
+            temperature=np.array([kind.temperature for kind in kinds], np.float32),
+            top_k=np.array([VOCAB if kind.top_k < 1 else kind.top_k for kind in kinds], np.int32),
+            top_p=np.array([kind.top_p for kind in kinds], np.float32),
+            min_p=np.array([kind.min_p for kind in kinds], np.float32),
+            seeds=np.array([kind.seed for kind in kinds], np.uint64),
+        )
+        ids = _ids(count)
+        tokens = bench.step(ids, sampling).tokens
+        wanted = [
+            choose(bench.table[token], kind, int(position))
+            for token, kind, position in zip(ids, kinds, sampling.positions, strict=True)
+        ]
+        _hold(tokens, wanted, "rows of all kinds in one batch")
 
 
 _PENALTIES = (
@@ -155,14 +154,15 @@ _PENALTIES = (
 
 def _run_penalties(subject: Subject) -> None:
     """Rows that step over the same logits, so that only what was counted can change their tokens."""
-    _penalized_steps(_bench(subject, Feature.PENALTIES), rows=None)
+    with _bench(subject, Feature.PENALTIES) as bench:
+        _penalized_steps(bench, rows=None)
 
 
 def _run_reused_row(subject: Subject) -> None:
     """The same rows again for new requests: nothing is left of the old counts."""
-    bench = _bench(subject, Feature.PENALTIES)
-    _penalized_steps(bench, rows=None)
-    _penalized_steps(bench, rows=np.array([3, 1, 2, 5, 4], np.int32))
+    with _bench(subject, Feature.PENALTIES) as bench:
+        _penalized_steps(bench, rows=None)
+        _penalized_steps(bench, rows=np.array([3, 1, 2, 5, 4], np.int32))
 
 
 def _penalized_steps(bench: LogitBench, rows: Any) -> None:
@@ -200,88 +200,92 @@ def _penalty_seed(row_id: int, prompt: list[int], output: list[int]) -> PenaltyS
 
 
 def _run_bias(subject: Subject) -> None:
-    bench = _bench(subject, Feature.LOGIT_BIAS)
-    ids = _ids(3)
-    best = np.argsort(-bench.table[ids], axis=1)
-    # row 0: its best token is forbidden; row 1: another is forced; row 2: nothing, the row between must not leak
-    sampling = sampling_batch(
-        3,
-        bias_index=np.array([0, 1, 0], np.int32),
-        bias_ids=np.array([best[0, 0], 5, best[0, 1]], np.int32),
-        bias_values=np.array([-np.inf, 100.0, -np.inf], np.float32),
-    )
-    result = bench.step(ids, sampling)
-    _hold(result.tokens, [int(best[0, 2]), 5, int(best[2, 0])], "logit bias")
-    expect(not result.failed.any(), "logit bias: a row with allowed tokens left is marked as failed")
-    everything = sampling_batch(
-        1,
-        bias_index=np.zeros(VOCAB, np.int32),
-        bias_ids=np.arange(VOCAB, dtype=np.int32),
-        bias_values=np.full(VOCAB, -np.inf, np.float32),
-    )
-    expect(bool(bench.step(ids[:1], everything).failed[0]), "a row that forbids every token is not marked as failed")
+    with _bench(subject, Feature.LOGIT_BIAS) as bench:
+        ids = _ids(3)
+        best = np.argsort(-bench.table[ids], axis=1)
+        # row 0: its best token is forbidden; row 1: another is forced; row 2: nothing, the row between must not leak
+        sampling = sampling_batch(
+            3,
+            bias_index=np.array([0, 1, 0], np.int32),
+            bias_ids=np.array([best[0, 0], 5, best[0, 1]], np.int32),
+            bias_values=np.array([-np.inf, 100.0, -np.inf], np.float32),
+        )
+        result = bench.step(ids, sampling)
+        _hold(result.tokens, [int(best[0, 2]), 5, int(best[2, 0])], "logit bias")
+        expect(not result.failed.any(), "logit bias: a row with allowed tokens left is marked as failed")
+        everything = sampling_batch(
+            1,
+            bias_index=np.zeros(VOCAB, np.int32),
+            bias_ids=np.arange(VOCAB, dtype=np.int32),
+            bias_values=np.full(VOCAB, -np.inf, np.float32),
+        )
+        expect(
+            bool(bench.step(ids[:1], everything).failed[0]), "a row that forbids every token is not marked as failed"
+        )
 
 
 def _run_mask(subject: Subject) -> None:
-    bench = _bench(subject, Feature.GRAMMAR_MASK)
-    ids = _ids(4)
-    rng = np.random.default_rng(3)
-    allowed = rng.random((4, VOCAB)) < 0.1
-    bits = np.zeros((4, -(-VOCAB // 32) * 32), np.uint32)
-    bits[:, :VOCAB] = allowed
-    mask = (bits.reshape(4, -1, 32) << np.arange(32, dtype=np.uint32)).sum(axis=-1).astype(np.uint32)
-    has_mask = np.array([True, False, True, True])
-    result = bench.step(ids, sampling_batch(4, has_mask=has_mask), mask)
-    scores = np.where(allowed | ~has_mask[:, None], bench.table[ids], -np.inf)
-    _hold(result.tokens, scores.argmax(axis=1).tolist(), "grammar mask")
+    with _bench(subject, Feature.GRAMMAR_MASK) as bench:
+        ids = _ids(4)
+        rng = np.random.default_rng(3)
+        allowed = rng.random((4, VOCAB)) < 0.1
+        bits = np.zeros((4, -(-VOCAB // 32) * 32), np.uint32)
+        bits[:, :VOCAB] = allowed
+        mask = (bits.reshape(4, -1, 32) << np.arange(32, dtype=np.uint32)).sum(axis=-1).astype(np.uint32)
+        has_mask = np.array([True, False, True, True])
+        result = bench.step(ids, sampling_batch(4, has_mask=has_mask), mask)
+        scores = np.where(allowed | ~has_mask[:, None], bench.table[ids], -np.inf)
+        _hold(result.tokens, scores.argmax(axis=1).tolist(), "grammar mask")
 
 
 def _run_nan(subject: Subject) -> None:
     table = make_table(subject.best_dtype)
     table[11, VOCAB - 1] = np.nan
-    bench = LogitBench(subject, table)
-    ids = np.array([5, 11, 6], np.int32)
-    for changes in ({}, {"temperature": 1.0, "top_p": 0.9}):
-        if changes and not subject.capabilities.supports(Feature.SAMPLING):
-            continue
-        result = bench.step(ids, sampling_batch(3, **changes))
-        expect(
-            result.failed.tolist() == [False, True, False],
-            f"rows marked as failed are {result.failed.tolist()}, expected only the one whose logits hold NaN",
-        )
+    with LogitBench(subject, table) as bench:
+        ids = np.array([5, 11, 6], np.int32)
+        for changes in ({}, {"temperature": 1.0, "top_p": 0.9}):
+            if changes and not subject.capabilities.supports(Feature.SAMPLING):
+                continue
+            result = bench.step(ids, sampling_batch(3, **changes))
+            expect(
+                result.failed.tolist() == [False, True, False],
+                f"rows marked as failed are {result.failed.tolist()}, expected only the one whose logits hold NaN",
+            )
 
 
 def _run_logprobs(subject: Subject) -> None:
-    bench = _bench(subject, Feature.LOGPROBS)
-    ids = _ids(4)
-    sampling = sampling_batch(
-        4,
-        want_logprobs=np.array([True, True, False, True]),
-        top_logprobs=np.array([5, 0, 0, 20], np.int32),
-        logprob_token_ids=((3, 9), (), (), (1,)),
-    )
-    result = bench.step(ids, sampling)
-    want = log_softmax(bench.table[ids])
-    expect(result.logprobs[2] is None, "a row that wants no logprobs got some")
-    for row, named in ((0, (3, 9)), (1, ()), (3, (1,))):
-        entry = result.logprobs[row]
-        expect(entry is not None, f"row {row} wants logprobs and got None")
-        pairs = [(int(result.tokens[row]), entry.logprob), *entry.top, *entry.chosen]
-        off = max(abs(value - want[row, token]) for token, value in pairs)
-        expect(off < 1e-4, f"logprobs of row {row} are off by {off:.2e}, expected those of the model's own logits")
-        order = np.argsort(-want[row], kind="stable")[: len(entry.top)]
-        expect(len(entry.top) == int(sampling.top_logprobs[row]), f"row {row} got {len(entry.top)} alternatives")
-        expect([token for token, _ in entry.top] == order.tolist(), f"alternatives of row {row} are not the likeliest")
-        expect(tuple(token for token, _ in entry.chosen) == named, f"row {row} wants logprobs of {named}")
+    with _bench(subject, Feature.LOGPROBS) as bench:
+        ids = _ids(4)
+        sampling = sampling_batch(
+            4,
+            want_logprobs=np.array([True, True, False, True]),
+            top_logprobs=np.array([5, 0, 0, 20], np.int32),
+            logprob_token_ids=((3, 9), (), (), (1,)),
+        )
+        result = bench.step(ids, sampling)
+        want = log_softmax(bench.table[ids])
+        expect(result.logprobs[2] is None, "a row that wants no logprobs got some")
+        for row, named in ((0, (3, 9)), (1, ()), (3, (1,))):
+            entry = result.logprobs[row]
+            expect(entry is not None, f"row {row} wants logprobs and got None")
+            pairs = [(int(result.tokens[row]), entry.logprob), *entry.top, *entry.chosen]
+            off = max(abs(value - want[row, token]) for token, value in pairs)
+            expect(off < 1e-4, f"logprobs of row {row} are off by {off:.2e}, expected those of the model's own logits")
+            order = np.argsort(-want[row], kind="stable")[: len(entry.top)]
+            expect(len(entry.top) == int(sampling.top_logprobs[row]), f"row {row} got {len(entry.top)} alternatives")
+            expect(
+                [token for token, _ in entry.top] == order.tolist(), f"alternatives of row {row} are not the likeliest"
+            )
+            expect(tuple(token for token, _ in entry.chosen) == named, f"row {row} wants logprobs of {named}")
 
 
 def _run_last_token(subject: Subject) -> None:
     """``-1`` stands for what the row sampled last, whatever rows the next step has, read or not."""
-    bench = _bench(subject)
-    rows = np.array([4, 2, 9], np.int32)
-    ids = _ids(3)
-    first = bench.launch(ids, sampling_batch(3, row_ids=rows))
-    second = bench.launch(np.full(3, -1, np.int32), sampling_batch(3, row_ids=rows[::-1].copy()), position=1)
-    tokens, after = first.result().tokens, second.result().tokens
-    wanted = bench.table[tokens[::-1]].argmax(axis=1)
-    _hold(after, wanted.tolist(), "tokens that stay on the device")
+    with _bench(subject) as bench:
+        rows = np.array([4, 2, 9], np.int32)
+        ids = _ids(3)
+        first = bench.launch(ids, sampling_batch(3, row_ids=rows))
+        second = bench.launch(np.full(3, -1, np.int32), sampling_batch(3, row_ids=rows[::-1].copy()), position=1)
+        tokens, after = first.result().tokens, second.result().tokens
+        wanted = bench.table[tokens[::-1]].argmax(axis=1)
+        _hold(after, wanted.tolist(), "tokens that stay on the device")

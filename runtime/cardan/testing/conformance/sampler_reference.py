@@ -12,10 +12,12 @@ import numpy as np
 from cardan.ops import philox
 from cardan.ops.definitions import NumpyArray
 
-SCORE_MARGIN = 1e-4
-"""Scores that lie closer than this may come out either way in float32."""
-SHARE_MARGIN = 1e-5
-"""Boundaries of top-p and min-p that lie closer than this to a share may, too."""
+SCORE_MARGIN = 1e-5
+"""Scores that tie within this may come out either way on two platforms: what the seam promises, and no more. It is
+meant for scores up to ``SCORE_SIZE``; larger ones are coarser in float32."""
+SCORE_SIZE = 16.0
+SHARE_MARGIN = 1e-6
+"""Boundaries of top-p and min-p that lie within this of a share may, too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,44 +52,49 @@ def adjust(logits: NumpyArray, knobs: Knobs, prompt: list[int], output: list[int
     return scores
 
 
-def choose(scores: NumpyArray, knobs: Knobs, position: int) -> int | None:
-    """The token that adjusted ``scores: [vocab]`` give at a position, or None where that is too close to call.
+def choose(scores: NumpyArray, knobs: Knobs, position: int, off: float = 0.0) -> int | None:
+    """The token that adjusted scores give at a position, or None where that is too close to call.
+
+    Args:
+        scores: ``[vocab]``, after penalties and bias.
+        knobs: how the token is chosen.
+        position: of the token.
+        off: how far each score may be off before it is divided by the temperature.
 
     Source: Maddison et al., "A* Sampling", section 2 (the Gumbel-max trick).
     """
     if knobs.temperature < 1e-5:
-        return _clear_best(np.arange(len(scores)), scores)
-    scaled = scores / knobs.temperature
+        return _clear_best(np.arange(len(scores)), scores, off)
+    scaled, off = scores / knobs.temperature, off / knobs.temperature
     keep = len(scores) if knobs.top_k < 1 else min(knobs.top_k, len(scores))
     ranked = np.argsort(-scaled, kind="stable")
     order = ranked[:keep]
-    if keep < len(scores) and scaled[ranked[keep - 1]] - scaled[ranked[keep]] < SCORE_MARGIN / 10:
+    if keep < len(scores) and scaled[ranked[keep - 1]] - scaled[ranked[keep]] < _margin(scaled[ranked[keep]], off):
         return None
     shares = np.exp(scaled[order] - scaled[order[0]])
     shares /= shares.sum()
+    boundary = SHARE_MARGIN + np.expm1(2 * off)
     if knobs.top_p < 1:
         reached = np.cumsum(shares)
-        if np.abs(reached - knobs.top_p).min() < SHARE_MARGIN:
+        if np.abs(reached - knobs.top_p).min() < boundary:
             return None
         count = int(np.searchsorted(reached, knobs.top_p, side="left")) + 1
         order, shares = order[:count], shares[:count]
     if knobs.min_p > 0:
-        if np.abs(shares / shares[0] - knobs.min_p).min() < SHARE_MARGIN:
+        if np.abs(shares / shares[0] - knobs.min_p).min() < boundary:
             return None
         order = order[shares >= knobs.min_p * shares[0]]
     noise = philox.gumbel(np.array([knobs.seed], np.uint64), np.array([position], np.int32), len(scores))[0]
-    return _clear_best(order, scaled[order] + noise[order])
+    return _clear_best(order, scaled[order] + noise[order], off)
 
 
-def _clear_best(tokens: NumpyArray, scores: NumpyArray) -> int | None:
+def _margin(score: float, off: float) -> float:
+    return SCORE_MARGIN * max(1.0, abs(score) / SCORE_SIZE) + 2 * off
+
+
+def _clear_best(tokens: NumpyArray, scores: NumpyArray, off: float) -> int | None:
     if len(tokens) == 1:
         return int(tokens[0])
     second, first = np.argsort(scores, kind="stable")[-2:]
-    return None if scores[first] - scores[second] < SCORE_MARGIN else int(tokens[first])
-
-
-def log_softmax(logits: NumpyArray) -> NumpyArray:
-    """Log-probabilities over the last axis, in float64."""
-    shifted = logits.astype(np.float64) - logits.max(axis=-1, keepdims=True)
-    result: NumpyArray = shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
-    return result
+    clear = scores[first] - scores[second] >= _margin(float(scores[first]), off)
+    return int(tokens[first]) if clear else None

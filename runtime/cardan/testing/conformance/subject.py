@@ -11,7 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from cardan.config import EngineConfig
+from cardan.config import EngineConfig, PlatformConfig
 from cardan.ops.opspec import ROUNDOFF
 from cardan.platform import Capabilities, Device, DeviceInfo, ModelFacts, OpsDevice, Plan, Platform
 from cardan.platform.refusals import parse_options
@@ -28,18 +28,19 @@ class Subject:
         info: its first device.
         capabilities: what it says of itself.
         quick: whether long lengths and rare shapes are left out.
-        memo: what checks of one part share, such as answers of a run that several look at.
+        memo: what checks make once and share, such as tiny checkpoints and the first answers to a prompt.
     """
 
     def __init__(self, platform: Platform, *, quick: bool = False, options: tuple[str, ...] = ()) -> None:
-        self.platform = platform
-        self.quick = quick
-        self.info: DeviceInfo = platform.devices()[0]
-        self.capabilities: Capabilities = platform.capabilities(self.info)
         self.options: Mapping[str, Any] = parse_options(options, platform.options(), platform.name)
+        self.platform = platform.configured(self.options)
+        self.quick = quick
+        self.info: DeviceInfo = self.platform.devices()[0]
+        self.capabilities: Capabilities = self.platform.capabilities(self.info)
         self.option_texts = options
         self.memo: dict[str, Any] = {}
         self._device: Device | None = None
+        self._level: int | None = None
         self._folder: tempfile.TemporaryDirectory[str] | None = None
 
     def __enter__(self) -> Subject:
@@ -58,10 +59,11 @@ class Subject:
         return self._device
 
     @property
-    def ops_device(self) -> OpsDevice | None:
-        """What a level-2 platform supplied, or None for a device of level 1."""
-        device = self.device
-        return device.device if isinstance(device, NeutralDevice) else None
+    def level(self) -> int:
+        """Whether the device supplies ops (2) or does everything itself (1); it is opened to see."""
+        if self._level is None:
+            self._level = 2 if isinstance(self.device, NeutralDevice) else 1
+        return self._level
 
     @property
     def ops(self) -> OpsDevice:
@@ -70,10 +72,29 @@ class Subject:
         Raises:
             NotApplicableError: the device is of level 1.
         """
-        found = self.ops_device
-        if found is None:
+        self.needs_ops()
+        device = self.device
+        assert isinstance(device, NeutralDevice)
+        return device.device
+
+    def needs_ops(self) -> None:
+        """Leave a check that needs an ops table on a device of level 1.
+
+        Raises:
+            NotApplicableError: the device is of level 1.
+        """
+        if self.level == 1:
             raise NotApplicableError("the device implements level 1 itself and shows no ops table")
-        return found
+
+    def needs(self, *features: str) -> None:
+        """Leave a check that needs features of which the platform lacks one.
+
+        Raises:
+            NotApplicableError: with the platform's own reason.
+        """
+        for feature in features:
+            if not self.capabilities.supports(feature):
+                raise NotApplicableError(f"{feature} is not supported: {self.capabilities.get(feature).reason}")
 
     @property
     def folder(self) -> Path:
@@ -102,8 +123,21 @@ class Subject:
     @property
     def best_kv_dtype(self) -> str:
         """The KV type that fits ``best_dtype``."""
+        return self.kv_dtype_for(self.best_dtype)
+
+    def kv_dtype_for(self, dtype: str) -> str:
+        """The KV type that fits a type of activations: the same where it is claimed."""
         claimed = self.dtypes("kv_dtype")
-        return self.best_dtype if self.best_dtype in claimed or not claimed else claimed[0]
+        return dtype if dtype in claimed or not claimed else claimed[0]
+
+    def platform_config(self, dtype: str, *, graph: bool = False) -> PlatformConfig:
+        """What a config says of the platform for engines that compute in ``dtype``."""
+        return PlatformConfig(
+            platform=self.platform.name,
+            kv_cache_dtype=self.kv_dtype_for(dtype),
+            disable_graph=not graph,
+            options=self.option_texts,
+        )
 
     def plan(self, facts: ModelFacts, config: EngineConfig) -> Plan:
         """The plan of a config for a model on this platform."""

@@ -40,15 +40,14 @@ PARTS: Mapping[str, Callable[[Subject], Iterable[Check]]] = {
 }
 """Parts of the suite in the order they are run, each with what makes its checks for a platform."""
 
-NO_OPS = "the device implements level 1 itself and shows no ops table"
 
-
-def collect(subject: Subject, only: Iterable[str] = ()) -> list[Check]:
+def collect(subject: Subject, only: Iterable[str] = (), flag: str = "--only") -> list[Check]:
     """The checks of some parts, or of all.
 
     Args:
         subject: the platform; its device is not opened.
         only: parts, or beginnings of ``part/name``; empty for everything.
+        flag: what ``only`` was given with, for messages.
 
     Raises:
         ConfigError: a part is unknown.
@@ -56,14 +55,14 @@ def collect(subject: Subject, only: Iterable[str] = ()) -> list[Check]:
     wanted = tuple(only)
     unknown = [text for text in wanted if text.partition("/")[0] not in PARTS]
     if unknown:
-        raise ConfigError(f"--only must begin with one of {', '.join(PARTS)}, got {unknown[0]!r}.")
+        raise ConfigError(f"{flag} must begin with one of {', '.join(PARTS)}, got {unknown[0]!r}.")
     checks = [check for make in PARTS.values() for check in make(subject)]
     if not wanted:
         return checks
     kept = [check for check in checks if any(check.part == text or check.id.startswith(text) for text in wanted)]
     if not kept:
         raise ConfigError(
-            f"--only {' '.join(wanted)} matches no check of this platform. Name a part: {', '.join(PARTS)}."
+            f"{flag} {' '.join(wanted)} matches no check of this platform. Name a part: {', '.join(PARTS)}."
         )
     return kept
 
@@ -73,8 +72,8 @@ def run_check(subject: Subject, check: Check) -> Outcome:
     start_s = time.perf_counter()
     status, detail = Status.PASSED, ""
     try:
-        if check.needs_ops and subject.ops_device is None:
-            raise NotApplicableError(NO_OPS)
+        if check.needs_ops:
+            subject.needs_ops()
         check.run(subject)
     except NotApplicableError as reason:
         status, detail = Status.SKIPPED, str(reason)
@@ -107,11 +106,7 @@ def run_suite(
         outcomes.append(outcome)
         if on_outcome is not None:
             on_outcome(outcome)
-    level, benchmarks = None, {}
-    if any(outcome.status is not Status.FAILED for outcome in outcomes):
-        level = 1 if subject.ops_device is None else 2
-        if level == 2 and "ops" in parts:
-            benchmarks = op_checks.benchmark(subject)
+    level, benchmarks = _look_once_more(subject, benchmark="ops" in parts)
     return Report(
         platform=subject.platform.name,
         device=f"{subject.info.name} {subject.info.detail}".strip(),
@@ -124,6 +119,16 @@ def run_suite(
         benchmarks=benchmarks,
         seconds=time.perf_counter() - start_s,
     )
+
+
+def _look_once_more(subject: Subject, *, benchmark: bool) -> tuple[int | None, dict[str, float]]:
+    """The device's level and the times of its operations; None and nothing where it does not open any more."""
+    level = None
+    try:
+        level = subject.level
+        return level, op_checks.benchmark(subject) if benchmark and level == 2 else {}
+    except (Exception, SystemExit):  # noqa: BLE001 - a platform may raise anything; the report says what is known
+        return level, {}
 
 
 def _evidence(subject: Subject) -> dict[str, tuple[str, ...]]:

@@ -20,6 +20,8 @@ from cardan.testing.conformance.check import NotApplicableError
 from cardan.testing.conformance.tiny_configs import CONTEXT
 from cardan.testing.reference_forward import model_logits
 
+ROUNDING_SLACK = 4.0
+
 
 def write_safetensors(path: Path, tensors: Mapping[str, NumpyArray]) -> None:
     """Write float32 tensors. Source: the safetensors format's own description of its header."""
@@ -82,6 +84,7 @@ class TinyCheckpoint:
         info = {name: ("F32", tuple(values.shape)) for name, values in self._tensors.items()}
         self.model: Model = build_model(self.config, folder.name, info)
         self._logits: dict[tuple[int, ...], NumpyArray] = {}
+        self._rounding: dict[tuple[tuple[int, ...], str], float] = {}
 
     def logits(self, ids: Sequence[int]) -> NumpyArray:
         """Float64 logits at every position, ``[len(ids), vocab]``."""
@@ -89,4 +92,19 @@ class TinyCheckpoint:
         found = self._logits.get(key)
         if found is None:
             found = self._logits[key] = model_logits(self.model, self._tensors, key, context=CONTEXT)
+        return found
+
+    def rounding(self, ids: Sequence[int], dtype: str) -> float:
+        """How far any logit of a sequence may be off on a device that computes in ``dtype``.
+
+        The reference computes the sequence once more with every operation's result rounded to that type. Which way
+        each rounding goes is chance, and devices round in other places: ``ROUNDING_SLACK`` times the largest
+        difference are allowed.
+        """
+        key = (tuple(ids), dtype)
+        found = self._rounding.get(key)
+        if found is None:
+            rounded = model_logits(self.model, self._tensors, key[0], dtype, CONTEXT)
+            found = ROUNDING_SLACK * float(np.abs(rounded - self.logits(ids)).max())
+            self._rounding[key] = found
         return found
