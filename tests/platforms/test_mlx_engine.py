@@ -1,4 +1,7 @@
-"""Whole engines on MLX: every request field gives what the CPU platform gives, in the plain and the overlapped loop."""
+"""Whole engines on MLX: every request field gives what the CPU platform gives, in the plain and the overlapped loop.
+
+Two platforms are compared with each other here. That a platform's tokens are those of the numpy reference model is
+what the conformance suite holds (``end_to_end``)."""
 
 from __future__ import annotations
 
@@ -116,25 +119,9 @@ def test_nothing_is_read_between_a_launch_and_its_result(tiny_model, monkeypatch
     assert all(tokens for tokens, *_ in drawn.values())
 
 
-def test_weights_quantized_at_load_change_little_and_are_smaller(tmp_path):
-    wider = write_tiny_model(tmp_path / "wider", context_length=512)
-    config = json.loads((wider / "config.json").read_text())
-    (wider / "config.json").write_text(json.dumps({**config, "hidden_size": 64, "head_dim": 32}))
-    core, prepared = start(wider, "mlx", quantization="mlx_q8")
-    dense_core, dense = start(wider, "mlx")
-    assert prepared.plan.settings["quantization"].why == "--quantization; made at load"
-    ropes = sum(cos.nbytes + sin.nbytes for cos, sin, _ in dense.loaded.ropes)
-    assert prepared.loaded.weight_bytes - ropes < 0.4 * (dense.loaded.weight_bytes - ropes)
-    ((_, got, _, _),) = run(core, ("greedy",)).values()
-    ((_, want, _, _),) = run(dense_core, ("greedy",)).values()
-    assert got[0].logprob == pytest.approx(want[0].logprob, abs=0.1)
-    assert got[0].logprob != want[0].logprob
-    prepared.close()
-    dense.close()
-
-
-def write_weights(folder, config, quantized):
-    """Random weights of a llama: every matrix as 4-bit groups of 64, or as the dense values of the same groups."""
+def write_weights(folder, config, bits, kind):
+    """Random weights of a llama: every matrix in groups of 64 (``groups``), as the dense values of the same groups
+    (``values``), or as what these were made from (``source``)."""
     (folder / "config.json").write_text(json.dumps(config))
     width, heads = config["hidden_size"], config["num_attention_heads"] * config["head_dim"]
     shared, wide = config["num_key_value_heads"] * config["head_dim"], config["intermediate_size"]
@@ -154,28 +141,47 @@ def write_weights(folder, config, quantized):
         tensors |= {at + name + ".weight": mx.ones(width) for name in ("input_layernorm", "post_attention_layernorm")}
     for number, (name, shape) in enumerate(sorted(shapes.items())):
         values = mx.random.normal(shape, key=mx.random.key(number)) * (2.0 / shape[1] ** 0.5)
-        words, scales, biases = mx.quantize(values.astype(mx.float16), group_size=64, bits=4)
-        if quantized:
+        if kind == "source":
+            tensors[f"{name}.weight"] = values
+            continue
+        words, scales, biases = mx.quantize(values.astype(mx.float16 if bits == 4 else mx.float32), 64, bits)
+        if kind == "groups":
             tensors |= {f"{name}.weight": words, f"{name}.scales": scales, f"{name}.biases": biases}
         else:
             wide_parts = scales.astype(mx.float32), biases.astype(mx.float32)
-            tensors[f"{name}.weight"] = mx.dequantize(words, *wide_parts, group_size=64, bits=4)
+            tensors[f"{name}.weight"] = mx.dequantize(words, *wide_parts, group_size=64, bits=bits)
     mx.save_safetensors(str(folder / "model.safetensors"), tensors)
     return folder
 
 
+def wider_folder(folder, bits, kind):
+    """A tiny llama whose rows hold whole groups, with weights in a file."""
+    write_tiny_model(folder, context_length=512)
+    config = json.loads((folder / "config.json").read_text())
+    config |= {"hidden_size": 64, "intermediate_size": 128, "head_dim": 32}
+    if kind == "groups":
+        config["quantization"] = {"bits": bits, "group_size": 64}
+    return write_weights(folder, config, bits, kind)
+
+
+def test_weights_quantized_at_load_are_smaller_and_give_what_their_values_give(tmp_path):
+    core, prepared = start(
+        wider_folder(tmp_path / "source", 8, "source"), "mlx", quantization="mlx_q8", random_weights=None
+    )
+    dense_core, dense = start(wider_folder(tmp_path / "values", 8, "values"), "mlx", random_weights=None)
+    assert prepared.plan.settings["quantization"].why == "--quantization; made at load"
+    ropes = sum(cos.nbytes + sin.nbytes for cos, sin, _ in dense.loaded.ropes)
+    assert prepared.loaded.weight_bytes - ropes < 0.4 * (dense.loaded.weight_bytes - ropes)
+    got, want = run(core, ("greedy", "top-k")), run(dense_core, ("greedy", "top-k"))
+    prepared.close()
+    dense.close()
+    assert_same(got, want)
+    unquantized = answers(tmp_path / "source", "mlx", ("greedy",), random_weights=None)
+    assert got["greedy"][1][0].logprob != unquantized["greedy"][1][0].logprob
+
+
 def test_a_checkpoint_of_affine_groups_gives_what_its_dense_values_give(tmp_path):
-    folders = []
-    for name in ("groups", "dense"):
-        folder = write_tiny_model(tmp_path / name, context_length=512)
-        config = json.loads((folder / "config.json").read_text()) | {
-            "hidden_size": 64,
-            "intermediate_size": 128,
-            "head_dim": 32,
-        }
-        if name == "groups":
-            config["quantization"] = {"bits": 4, "group_size": 64}
-        folders.append(write_weights(folder, config, name == "groups"))
+    folders = [wider_folder(tmp_path / kind, 4, kind) for kind in ("groups", "values")]
     core, prepared = start(folders[0], "mlx", random_weights=None)
     assert dict(prepared.plan.model.weight_formats) == {"AFFINE4_64_F16": 15, "F32": 5}
     assert all(item.native for item in prepared.plan.formats)
