@@ -10,8 +10,8 @@ import pytest
 
 from cardan.errors import MemoryPlanError
 from cardan.platform import Evidence, Feature, Memory, MemoryRequest, Support
-from cardan.testing.null_platform import NullPlatform, platform
-from cardan.testing.null_runner import NullKVPool, NullRunner, NullTiming
+from cardan.testing.null_platform import NullLoadedModel, NullPlatform, platform
+from cardan.testing.null_runner import NullKVPool, NullRunner, NullTiming, _RowState
 from cardan.testing.null_tokens import SequenceHasher, Vocabulary, expected_tokens
 from cardan.types import (
     Batch,
@@ -116,8 +116,9 @@ def generate(params: SamplingParams, count: int, prompt=(5, 6, 7), penalties: bo
         SamplingParams(temperature=0),
         SamplingParams(temperature=0.7, seed=3, top_p=0.9, top_k=50, min_p=0.1),
         SamplingParams(temperature=0, logit_bias={77: 100.0}),
+        SamplingParams(temperature=0, logit_bias={77: 2.5, 3: -1.0}),
     ],
-    ids=["greedy", "sampled", "biased"],
+    ids=["greedy", "sampled", "forced", "biased"],
 )
 def test_tokens_are_those_of_the_sequence_alone(params):
     assert generate(params, 8) == expected_tokens((5, 6, 7), params, VOCABULARY, 8)
@@ -136,6 +137,7 @@ def test_every_sampling_field_changes_the_tokens():
     fields = (
         {"temperature": 0.5}, {"seed": 2}, {"top_p": 0.5}, {"min_p": 0.5}, {"top_k": 5}, {"frequency_penalty": 0.5},
         {"presence_penalty": 0.5}, {"repetition_penalty": 1.5}, {"temperature": 0.0},
+        {"logit_bias": {5: 1.5}}, {"logit_bias": {5: -1.5}}, {"logit_bias": {6: 1.5}}, {"logit_bias": {5: 1.5, 6: 1.5}},
     )  # fmt: skip
     for change in fields:
         seen.add(tuple(expected_tokens((1, 2), replace(base, **change), VOCABULARY, 8)))
@@ -194,6 +196,27 @@ def test_another_tokens_slot_changes_the_token():
     delta = TableDelta(row_id=1, start=0, slots=np.tile(ints(4, 4, 5), (2, 1)))
     swapped = step_batch([7], 2, [5], SamplingParams(temperature=0), table_deltas=(delta,))
     assert run(runner, swapped).tokens[0] != right
+
+
+@pytest.mark.parametrize("known", [False, True], ids=["never seen", "never sampled"])
+def test_a_row_without_a_sampled_token_cannot_go_on(known):
+    runner = make_runner()
+    if known:
+        runner._rows[1] = _RowState()
+    with pytest.raises(
+        RuntimeError, match=r"must stand for a row's last sampled token, got row 1, which has none\. Give"
+    ):
+        runner.launch(step_batch([-1], 0, [1]))
+
+
+def test_a_device_runs_only_what_is_its_own():
+    device = open_device()
+    loaded, pool = NullLoadedModel(VOCABULARY), NullKVPool(LAYOUT, 8, 2, 8)
+    assert device.runner(loaded, pool, None) is not None
+    with pytest.raises(TypeError, match="the model must come from this device's load, got str"):
+        device.runner("a model", pool, None)
+    with pytest.raises(TypeError, match="the pool must come from this device's allocate_kv, got dict"):
+        device.runner(loaded, {}, None)
 
 
 def test_a_third_step_in_flight_raises():

@@ -146,9 +146,15 @@ class NullDevice(Device):
         return NullKVPool(layout, num_slots, num_rows, max_length)
 
     def runner(self, loaded: LoadedModel, pool: KVPool, plan: Plan) -> Runner:
-        """A runner that fakes tokens."""
-        if not isinstance(loaded, NullLoadedModel) or not isinstance(pool, NullKVPool):
-            raise TypeError("The null device runs only what it loaded and allocated itself.")
+        """A runner that fakes tokens.
+
+        Raises:
+            TypeError: the model or the pool is another device's.
+        """
+        if not isinstance(loaded, NullLoadedModel):
+            raise TypeError(f"the model must come from this device's load, got {type(loaded).__name__}")
+        if not isinstance(pool, NullKVPool):
+            raise TypeError(f"the pool must come from this device's allocate_kv, got {type(pool).__name__}")
         timing = NullTiming(
             step_s=float(self._options["step_ms"]) / 1e3,
             token_s=float(self._options["token_us"]) / 1e6,

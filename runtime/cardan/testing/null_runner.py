@@ -196,9 +196,13 @@ class NullRunner(Runner):
     def _known_ids(self, batch: Batch, rows: Int32Array) -> Int32Array:
         ids = batch.input_ids.copy()
         for index in np.flatnonzero(ids == -1):
-            last = self._rows[int(rows[index])].last_token
+            state = self._rows.get(int(rows[index]))
+            last = None if state is None else state.last_token
             if last is None:
-                raise RuntimeError(f"Row {rows[index]} has no sampled token to go on from.")
+                raise RuntimeError(
+                    f"An input of -1 must stand for a row's last sampled token, got row {rows[index]}, which has none. "
+                    "Give its first tokens by their ids."
+                )
             ids[index] = last
         return ids
 

@@ -112,7 +112,7 @@ class Choice:
         penalties: frequency, presence and repetition penalty.
         prompt_ids: distinct ids of the prompt, for penalties.
         output_counts: how often each id was output, for penalties.
-        bias: logit bias by token id.
+        bias: logit bias by token id; large ones force or forbid their token, others change the choice.
         allowed: what a grammar mask says of an id, or None for no mask.
     """
 
@@ -134,12 +134,16 @@ def _float_bits(value: float) -> int:
 
 
 def _scores(sequence_hash: int, choice: Choice) -> int:
-    """What stands for the logits after penalties: a hash that each of them changes."""
+    """What stands for the logits after penalties and bias: a hash that each of them changes."""
+    scores = sequence_hash
+    mild = sorted((token, value) for token, value in choice.bias.items() if 0 < abs(value) < _FORCE_BIAS)
+    if mild:
+        scores = mix(scores, *(part for token, value in mild for part in (token, _float_bits(value))))
     if choice.penalties == (0.0, 0.0, 1.0):
-        return sequence_hash
+        return scores
     counts = [mix(token, count) for token, count in sorted(choice.output_counts.items()) if count > 0]
     bits = [_float_bits(penalty) for penalty in choice.penalties]
-    return mix(sequence_hash, *bits, *sorted(choice.prompt_ids), *counts)
+    return mix(scores, *bits, *sorted(choice.prompt_ids), *counts)
 
 
 def _candidates(scores: int, vocabulary: Vocabulary) -> Iterator[int]:
