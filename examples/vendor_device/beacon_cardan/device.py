@@ -69,16 +69,18 @@ class BeaconPool(seam.KVPool):
 
 
 class BeaconStep(seam.Step):
-    """A step that is done: greedy tokens are known when it is launched."""
+    """A step whose logits are there; its tokens are the likeliest ones, since other requests were refused."""
 
     def __init__(self, pool: BeaconPool, logits: Array, sampling: SamplingBatch | None) -> None:
-        self._tokens = logits.argmax(axis=-1).astype(np.int32)[: 0 if sampling is None else None]
-        self._failed = np.isnan(logits).any(axis=-1)[: len(self._tokens)]
-        if sampling is not None:
-            pool.last[sampling.row_ids] = self._tokens
+        self._pool, self._logits, self._sampling = pool, logits, sampling
 
     def sample(self, sampling: SamplingBatch | None = None, mask: Array | None = None) -> None:
-        """Nothing is left to do: requests that would sample were refused."""
+        """Which rows get a token is the batch's own word, or that of ``sampling``, which replaces it."""
+        chosen = self._sampling if sampling is None else sampling
+        self._tokens = self._logits.argmax(axis=-1).astype(np.int32)[: 0 if chosen is None else None]
+        self._failed = np.isnan(self._logits).any(axis=-1)[: len(self._tokens)]
+        if chosen is not None:
+            self._pool.last[chosen.row_ids] = self._tokens
 
     def result(self) -> StepResult:
         return StepResult(tokens=self._tokens, failed=self._failed)
@@ -155,9 +157,19 @@ class BeaconDevice(seam.Device):
         return BeaconModel(model, checkpoint, plan.context_length)
 
     def activation_bytes(self, loaded: seam.LoadedModel, plan: seam.Plan) -> int:
-        """Six arrays of the widest layer, for the largest step."""
-        tokens = plan.context_length if plan.chunked_prefill_size < 0 else plan.chunked_prefill_size
-        return 24 * (tokens + plan.max_running_requests) * max(plan.model.intermediate_size, plan.model.hidden_size)
+        """Peak of the largest step, four bytes an element.
+
+        For each token six arrays as wide as the MLP and its input and two as wide as all heads; for each row its
+        logits, twice; and one token's attention over the whole context.
+        """
+        facts, rows, length = plan.model, plan.max_running_requests, plan.context_length
+        chunk = plan.chunked_prefill_size
+        prefill = int(plan.value("max_prefill_tokens")) if chunk < 0 else chunk
+        tokens = max(min(prefill, length * rows), rows)
+        heads = max((kv.q_heads + 2 * kv.kv_heads) * kv.k_dim for kv in facts.layers)
+        attended = max(2 * kv.kv_heads * kv.k_dim + 4 * kv.q_heads for kv in facts.layers)
+        a_token = 6 * facts.intermediate_size + 4 * facts.hidden_size + 2 * heads
+        return 4 * (tokens * a_token + 2 * rows * facts.vocab_size + length * attended)
 
     def plan_memory(self, request: seam.MemoryRequest) -> seam.MemoryPlan:
         return seam.SharedMemoryPolicy().plan(request)
