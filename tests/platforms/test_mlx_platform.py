@@ -12,9 +12,11 @@ from types import SimpleNamespace
 import pytest
 
 from cardan.config import CacheConfig, EngineConfig, ModelConfig, PlatformConfig
+from cardan.engine.preparation import resolve_plan
 from cardan.errors import ConfigError, UnsupportedError
 from cardan.platform import DeviceInfo, Evidence, Feature, ModelFacts, Support
 from cardan.platform.resolve import platform_facts, resolve
+from cardan.testing import write_tiny_model
 from cardan.types import LayerKV
 from cardan_mlx import backend as mlx_backend
 from cardan_mlx import mlx_platform
@@ -275,6 +277,20 @@ def test_an_option_below_zero_is_refused_before_there_is_a_plan(ask):
         ConfigError, match=r"cache_limit_mib must be 0 \(automatic\) or more, got -1\. Pass --platform-o"
     ):
         ask({"cache_limit_mib": -1})
+
+
+def test_a_plan_refuses_it_too(tmp_path):
+    pytest.importorskip("mlx.core")
+    model = ModelConfig(model=str(write_tiny_model(tmp_path / "tiny")), random_weights=1)
+    for text in ("-1", "0", "64"):
+        config = EngineConfig(
+            model=model, platform=PlatformConfig(platform="mlx", options=(f"cache_limit_mib={text}",))
+        )
+        if text == "-1":
+            with pytest.raises(ConfigError, match="cache_limit_mib must be 0"):
+                resolve_plan(config)
+        else:
+            assert resolve_plan(config).platform_options == {"cache_limit_mib": int(text)}
 
 
 def test_the_device_is_described():
