@@ -15,10 +15,12 @@ UNAME ?= $(shell uname -sm)
 ifeq ($(UNAME),Darwin arm64)
 PLATFORM := mlx
 TESTED := mlx,test
+NATIVE :=
 PORTABLE := not gpu and not npu and not peers
 else
 PLATFORM := cpu
 TESTED := cpu,mlx,test,test-torch
+NATIVE := $(VENV)/installed-native
 PORTABLE := not gpu and not npu and not metal and not peers
 endif
 P ?= $(PLATFORM)
@@ -28,14 +30,14 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile
 
 .PHONY: demo test test-more check conform bench mac-check docs clean
 
-demo: $(VENV)/installed-$(PLATFORM)
+demo: $(VENV)/installed-$(PLATFORM) $(NATIVE)
 	@$(BIN)/python examples/demo.py
 
-test: $(VENV)/installed-test $(CARDAN_CACHE)/fetched
+test: $(VENV)/installed-test $(NATIVE) $(CARDAN_CACHE)/fetched
 	$(PYTEST) -m "not slow and $(PORTABLE)"
 
 # The slow ones, and what every server must do, on MLX and a tiny model.
-test-more: $(VENV)/installed-test $(CARDAN_CACHE)/fetched
+test-more: $(VENV)/installed-test $(NATIVE) $(CARDAN_CACHE)/fetched
 	$(PYTEST) -m "slow and $(PORTABLE)"
 	CARDAN_TEST_SERVER_ENGINES=mlx $(PYTEST) tests/server -k "[mlx" -m "not slow"
 
@@ -47,11 +49,11 @@ check: $(VENV)/installed-check
 	$(BIN)/python -m pytest -q tests/test_house.py
 
 # What every platform has to get right, on the one that P names; one that is not installed yet brings an extra of its name.
-conform: $(VENV)/installed-test
+conform: $(VENV)/installed-test $(NATIVE)
 	$(if $(filter-out $(PLATFORM) null,$(P)),@$(PIP) -e '.[$(P)]')
 	$(BIN)/cardan conform --platform $(P)
 
-bench: $(VENV)/installed-bench $(CARDAN_CACHE)/fetched
+bench: $(VENV)/installed-bench $(NATIVE) $(CARDAN_CACHE)/fetched
 	$(BIN)/python benchmarks/scheduling.py
 	$(BIN)/python benchmarks/transformers_parity.py
 
@@ -85,6 +87,15 @@ $(VENV)/installed-check: $(BIN)/python pyproject.toml constraints.txt
 
 $(VENV)/installed-bench: $(BIN)/python pyproject.toml constraints.txt
 	@$(PIP) -e '.[cpu,test,test-torch,bench]'
+	@touch $@
+
+# The CPU's own kernels, compiled once and again when their sources change, for the instruction sets that this machine
+# has. Without a C++20 compiler the CPU platform computes with torch.
+$(VENV)/installed-native: $(BIN)/python $(shell find kernels/native/src kernels/native/cardan_native -name '*.[chp]*' -type f) kernels/native/CMakeLists.txt kernels/native/pyproject.toml
+	@if ! command -v $(CXX) > /dev/null; then echo "No C++ compiler, so the CPU platform computes with torch."; \
+	else echo "Compiling the CPU's kernels (a minute or a few, once) ..."; \
+	$(PIP) --config-settings=cmake.define.CARDAN_VARIANTS=here ./kernels/native > $(VENV)/native.log 2>&1 \
+	|| echo "The CPU's kernels were not built (see $(VENV)/native.log), so the CPU platform computes with torch."; fi
 	@touch $@
 
 $(CARDAN_CACHE)/fetched: | $(VENV)/installed-test

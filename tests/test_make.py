@@ -24,7 +24,7 @@ def would_run(folder: Path, uname: str, *targets: str, **variables: str) -> str:
 
 def installed(commands: str) -> set[str]:
     """The extras that the commands install."""
-    lines = [line for line in commands.splitlines() if "pip install" in line]
+    lines = [line for line in commands.splitlines() if "pip install" in line and "./kernels/native" not in line]
     assert lines
     return {extra for line in lines for extra in line.partition("'.[")[2].partition("]'")[0].split(",")}
 
@@ -33,6 +33,41 @@ def installed(commands: str) -> set[str]:
 def test_the_demo_runs_on_mlx_on_a_mac_and_on_the_cpu_elsewhere(tmp_path: Path) -> None:
     assert installed(would_run(tmp_path, MAC, "demo")) == {"mlx"}
     assert installed(would_run(tmp_path, LINUX, "demo")) == {"cpu"}
+
+
+@needs_make
+def test_the_kernels_of_the_cpu_are_built_where_they_are_used_and_only_once(tmp_path: Path) -> None:
+    for target in ("demo", "test", "test-more", "conform", "bench"):
+        assert "./kernels/native" in would_run(tmp_path, LINUX, target), target
+        assert "./kernels/native" not in would_run(tmp_path, MAC, target), target
+    stamp = tmp_path / "venv" / "installed-native"
+    (stamp.parent / "bin").mkdir(parents=True)
+    (stamp.parent / "bin" / "python").touch()
+    stamp.touch()
+    assert "./kernels/native" not in would_run(tmp_path, LINUX, "demo")
+
+
+@needs_make
+@pytest.mark.parametrize(
+    ("compiler", "install", "shown"),
+    [
+        ("no-such-compiler", "true", "No C++ compiler, so the CPU platform computes with torch."),
+        ("true", "false", "The CPU's kernels were not built (see "),
+        ("true", "true", ""),
+    ],
+)
+def test_without_the_kernels_of_the_cpu_everything_else_goes_on(
+    tmp_path: Path, compiler: str, install: str, shown: str
+) -> None:
+    python = tmp_path / "bin" / "python"
+    python.parent.mkdir()
+    python.touch()
+    settings = {"UNAME": LINUX, "VENV": str(tmp_path), "CXX": compiler, "PIP": install}
+    words = ["make", str(tmp_path / "installed-native"), *(f"{name}={value}" for name, value in settings.items())]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert shown in done.stdout
+    assert ("computes with torch" in done.stdout) == bool(shown)
+    assert (tmp_path / "installed-native").exists()
 
 
 @needs_make

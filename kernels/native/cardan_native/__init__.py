@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from functools import cache
 from importlib import import_module
+from importlib.util import find_spec
 from typing import cast
 
 from cardan_native import _probe
@@ -21,16 +22,20 @@ VARIANTS = ("portable", "avx2", "avx512", "amx")
 
 def available() -> tuple[str, ...]:
     """Variants that this build has and this processor runs, the plainest first."""
-    return tuple(_probe.runnable())
+    return tuple(name for name in _probe.runnable() if find_spec(f"cardan_native._{name}") is not None)
 
 
 def chosen() -> str:
     """The variant that ``load`` takes: the one that ``CARDAN_ISA`` names, else the best.
 
     Raises:
-        ValueError: ``CARDAN_ISA`` names none that runs here.
+        ValueError: ``CARDAN_ISA`` names none that runs here, or there is none.
     """
     runnable = available()
+    if not runnable:
+        raise ValueError(
+            f"This build has no variant that the processor runs, {', '.join(_probe.runnable())}. Build it here."
+        )
     forced = os.environ.get("CARDAN_ISA", "")
     if not forced:
         return runnable[-1]

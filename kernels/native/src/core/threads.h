@@ -33,12 +33,14 @@ class Pool {
   void parallel(int64_t count, int64_t grain, const Body& body) {
     if (count <= 0) return;
     if (grain < 1) grain = 1;
-    if (threads() == 1 || count <= grain) {
-      body(int64_t{0}, count);
-      return;
-    }
-    run({[](const void* self, int64_t first, int64_t last) { (*static_cast<const Body*>(self))(first, last); }, &body,
-         count, grain});
+    // Through the same pointer in both cases, so that each body is compiled once.
+    void (*const call)(const void*, int64_t, int64_t) = [](const void* self, int64_t first, int64_t last) {
+      (*static_cast<const Body*>(self))(first, last);
+    };
+    if (threads() == 1 || count <= grain)
+      call(&body, 0, count);
+    else
+      run({call, &body, count, grain});
   }
 
   // A grain that gives each thread about `pieces` pieces.
