@@ -83,7 +83,7 @@ FAULTS = {
         faulty.CpuCopy(faulty.with_graph(stale=False, make=faulty.ShyGraph), GRAPH),
         ("graph/replay-equals-eager-LlamaForCausalLM",),
         ("graph/replay-equals-eager-",),
-        ("graph",),
+        ("graph", "memory"),
     ),
     "linear-that-refuses-499-columns": Fault(
         faulty.CpuCopy(faulty.with_linear(faulty.OddLinear)),

@@ -9,7 +9,7 @@ import pytest
 
 cn = pytest.importorskip("cardan_native")
 
-from cardan.ops import OP_SPECS, error_of, run_case  # noqa: E402
+from cardan.ops import OP_SPECS, run_case  # noqa: E402
 from cardan.ops.definitions import gelu, layer_norm, rms_norm, rope, silu  # noqa: E402
 from cardan.platform import LinearSpec  # noqa: E402
 from cardan.types import TensorView  # noqa: E402
@@ -58,9 +58,8 @@ def test_every_op_does_what_its_spec_says(native, name: str, dtype: str) -> None
     spec = OP_SPECS[name]
     for arguments in spec.cases(np.random.default_rng(5)):
         with np.errstate(all="ignore"):
-            got, want = run_case(NativeOps(native), spec, arguments, dtype, packer(native))
-        for mine, reference in zip(got, want, strict=True):
-            assert error_of(mine, reference) <= spec.tolerance(dtype), arguments
+            trial = run_case(NativeOps(native), spec, arguments, dtype, packer(native))
+        assert trial.excess <= 1, arguments
 
 
 # --- views ---

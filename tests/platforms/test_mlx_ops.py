@@ -8,7 +8,7 @@ import pytest
 mx = pytest.importorskip("mlx.core")
 
 from cardan.errors import UnsupportedError  # noqa: E402
-from cardan.ops import OP_SPECS, error_of, run_case  # noqa: E402
+from cardan.ops import OP_SPECS, run_case  # noqa: E402
 from cardan.ops.philox import gumbel  # noqa: E402
 from cardan.platform import LinearSpec  # noqa: E402
 from cardan.types import TensorView  # noqa: E402
@@ -38,9 +38,7 @@ TRIED = [(name, dtype) for name, spec in OP_SPECS.items() for dtype in spec.dtyp
 def test_operations_agree_with_their_specs(name, dtype):
     spec, ops, count = OP_SPECS[name], MlxOps(has_float64=True), 0
     for arguments in spec.cases(np.random.default_rng(3)):
-        got, want = run_case(ops, spec, arguments, dtype, pack)
-        for one, other in zip(got, want, strict=True):
-            assert error_of(one, other) <= spec.tolerance(dtype), arguments
+        assert run_case(ops, spec, arguments, dtype, pack).excess <= 1, arguments
         count += 1
     assert count
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from cardan.errors import UnsupportedError
-from cardan.ops import OP_SPECS, error_of, philox, run_case
+from cardan.ops import OP_SPECS, philox, run_case
 from cardan_torch import DenseWeight, TorchOps, torch_dtype
 
 OPS = TorchOps()
@@ -26,9 +26,7 @@ def pack(values: np.ndarray, bias: np.ndarray | None, dtype: str) -> DenseWeight
 def test_matches_the_reference_on_odd_shapes(name: str, dtype: str) -> None:
     spec = OP_SPECS[name]
     for arguments in spec.cases(np.random.default_rng(7)):
-        results, expected = run_case(OPS, spec, arguments, dtype, pack)
-        for got, want in zip(results, expected, strict=True):
-            assert error_of(got, want) <= spec.tolerance(dtype)
+        assert run_case(OPS, spec, arguments, dtype, pack).excess <= 1, arguments
 
 
 @pytest.mark.parametrize("k", [1, 2, 3, 64, 200])

@@ -196,11 +196,12 @@ class MlxOps(Ops):
 
     def log_softmax(self, x: mx.array) -> mx.array:
         """See ``Ops.log_softmax``."""
-        return x - mx.logsumexp(x, axis=-1, keepdims=True) if x.size else x
+        return x - self.logsumexp(x)[..., None] if x.size else x
 
     def logsumexp(self, x: mx.array) -> mx.array:
-        """See ``Ops.logsumexp``."""
-        return mx.logsumexp(x, axis=-1) if x.size else mx.zeros(x.shape[:-1])
+        """See ``Ops.logsumexp``; MLX's CPU build adds in a plain loop, which loses digits over a float32 vocabulary."""
+        wide = x.astype(mx.float64) if self._has_float64 else x
+        return mx.logsumexp(wide, axis=-1).astype(mx.float32) if x.size else mx.zeros(x.shape[:-1])
 
     def argmax(self, x: mx.array) -> mx.array:
         """See ``Ops.argmax``."""

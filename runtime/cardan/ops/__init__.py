@@ -3,10 +3,12 @@
 It knows no array library and no model.
 """
 
-from cardan.ops.checking import error_of, round_to, run_case
+from cardan.ops.bounds import at_most
+from cardan.ops.checking import Trial, run_case
 from cardan.ops.opspec import OpSpec
 from cardan.ops.reference import DenseWeight, ReferenceOps
+from cardan.ops.rounding import round_to
 from cardan.ops.specs import OP_SPECS
 from cardan.ops.table import Ops
 
-__all__ = ["OP_SPECS", "DenseWeight", "OpSpec", "Ops", "ReferenceOps", "error_of", "round_to", "run_case"]
+__all__ = ["OP_SPECS", "DenseWeight", "OpSpec", "Ops", "ReferenceOps", "Trial", "at_most", "round_to", "run_case"]

@@ -1,59 +1,62 @@
 """Tries one operation of any ops table on its spec's cases and measures how far it is from the reference.
 
-It knows no platform and decides nothing: callers compare the error with ``OpSpec.tolerance``.
+It knows no platform and decides nothing: callers look at a trial's excess over what its spec allows.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
 
+from cardan.ops.bounds import Allowed, Tried, at_most
 from cardan.ops.definitions import NumpyArray
 from cardan.ops.opspec import Input, OpSpec, Role
 from cardan.ops.reference import DenseWeight
+from cardan.ops.rounding import round_to
 from cardan.ops.table import Ops
 
 Pack: TypeAlias = Callable[[NumpyArray, NumpyArray | None, str], Any]
 """Packs ``(values: [out, in], bias: [out] or None, dtype)`` for the platform's ``linear`` and ``embed``."""
 
 
-def round_to(values: NumpyArray, dtype: str) -> NumpyArray:
-    """``values`` rounded to a float type, to nearest even, and given back in float64."""
-    if dtype != "bfloat16":
-        return values.astype(dtype).astype(np.float64)
-    bits = values.astype(np.float32).view(np.uint32)
-    rounded = (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) & np.uint32(0xFFFF0000)
-    return np.where(np.isfinite(values), rounded.view(np.float32), values).astype(np.float64)
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """What became of one case.
+
+    Attributes:
+        got: results of the ops table.
+        want: results of the reference.
+        allowed: how far each element of the latter may be off.
+    """
+
+    got: tuple[NumpyArray, ...]
+    want: tuple[NumpyArray, ...]
+    allowed: tuple[Allowed, ...]
+
+    @property
+    def excesses(self) -> tuple[float, ...]:
+        """For each result the largest difference over what is allowed: up to 1 is fine."""
+        return tuple(at_most(*parts) for parts in zip(self.got, self.want, self.allowed, strict=True))
+
+    @property
+    def excess(self) -> float:
+        """The largest of all; infinite where the number of results differs."""
+        return max(self.excesses) if len(self.got) == len(self.want) else math.inf
 
 
-def run_case(
-    ops: Ops, spec: OpSpec, arguments: tuple[Any, ...], dtype: str, pack: Pack
-) -> tuple[tuple[NumpyArray, ...], tuple[NumpyArray, ...]]:
+def run_case(ops: Ops, spec: OpSpec, arguments: tuple[Any, ...], dtype: str, pack: Pack) -> Trial:
     """What an ops table computes for one case, and what the reference does; both as numpy results."""
     exact = tuple(_rounded(argument, item, dtype) for argument, item in zip(arguments, spec.inputs, strict=True))
     placed = tuple(_placed(ops, argument, item, dtype, pack) for argument, item in zip(exact, spec.inputs, strict=True))
     want = _results(spec.reference(*exact))
     call = spec.call(ops, *placed) if spec.call else getattr(ops, spec.name)(*placed)
-    return tuple(ops.to_host(result) for result in _results(call)), want
-
-
-def error_of(got: NumpyArray, want: NumpyArray) -> float:
-    """Largest difference over the largest size in its row; infinite where shapes or infinities differ.
-
-    Integers and booleans are 0 when equal, else infinite.
-    """
-    if got.shape != want.shape:
-        return float("inf")
-    if not np.issubdtype(want.dtype, np.floating):
-        return 0.0 if np.array_equal(got, want) else float("inf")
-    finite = np.isfinite(want)
-    if not np.array_equal(np.where(finite, 0.0, want), np.where(np.isfinite(got), 0.0, got), equal_nan=True):
-        return float("inf")
-    difference = np.abs(np.where(finite, got.astype(np.float64) - np.where(finite, want, 0.0), 0.0))
-    size = np.max(np.abs(np.where(finite, want, 0.0)), axis=-1, keepdims=True, initial=0.0)
-    return float(np.max(difference / np.maximum(size, 1e-30), initial=0.0))
+    allowed = spec.bound(Tried(exact, want, dtype))
+    allowed += allowed[-1:] * (len(want) - len(allowed))
+    return Trial(tuple(ops.to_host(result) for result in _results(call)), want, allowed)
 
 
 def _results(result: Any) -> tuple[Any, ...]:

@@ -6,19 +6,12 @@ It knows no operation and no platform.
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from cardan.ops.bounds import Bound, exact
 from cardan.ops.cases import Cases
-
-ROUNDOFF: Mapping[str, float] = {
-    "float64": 2.0**-53,
-    "float32": 2.0**-24,
-    "bfloat16": 2.0**-8,
-    "float16": 2.0**-11,
-}
-"""Largest relative error of rounding to each float type."""
 
 ACTIVATIONS = ("float32", "bfloat16", "float16")
 FLOAT32 = ("float32",)
@@ -55,21 +48,6 @@ class Input:
     role: Role
 
 
-class Precision(enum.Enum):
-    """How many roundings of the output's type an operation may be off by, relative to the largest of a row.
-
-    ``EXACT`` moves values, ``ROUNDED`` rounds a result and one intermediate, ``COMPUTED`` has a function of the library
-    in it and a few steps around that. ``REDUCED`` adds up a row: terms of one sign that are added in runs of at most
-    100 and the runs in a tree are off by at most 100 + log2(runs) roundings of the sum, whatever the row's length, so
-    that a plain loop over a whole vocabulary, which is off by as many as it has entries, does not pass.
-    """
-
-    EXACT = 0
-    ROUNDED = 2
-    COMPUTED = 16
-    REDUCED = 128
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpSpec:
     """What one operation means and how well a platform must compute it.
@@ -80,8 +58,8 @@ class OpSpec:
         outputs: axes of each result; the last entry stands for all that follow.
         dtypes: float types that platforms may be tried in.
         reference: the meaning, on numpy arrays in float64.
-        precision: what bounds the error.
         cases: makes the arguments it is tried on.
+        bound: how far each element of the results may be off; by default values are moved and not rounded.
         call: how it is called, where that is not ``getattr(ops, name)(*arguments)``.
         covers: the methods that it tries; itself where empty.
     """
@@ -91,19 +69,10 @@ class OpSpec:
     outputs: tuple[str, ...]
     dtypes: tuple[str, ...] = ACTIVATIONS
     reference: Callable[..., Any]
-    precision: Precision
     cases: Cases
+    bound: Bound = exact
     call: Callable[..., Any] | None = None
     covers: tuple[str, ...] = ()
-
-    def tolerance(self, dtype: str) -> float:
-        """Largest error of an element over the largest size in its row.
-
-        Sums are kept in float32 at least, so that narrow types are off by a few of their own roundings only.
-        """
-        roundings = self.precision.value
-        narrow = ROUNDOFF[dtype] > ROUNDOFF["float32"]
-        return (min(roundings, 4) if narrow else roundings) * ROUNDOFF[dtype]
 
 
 def activation(name: str, axes: str) -> Input:

@@ -1,4 +1,4 @@
-"""The ``OpSpec`` of every operation: axes, dtypes, float64 reference, precision and cases.
+"""The ``OpSpec`` of every operation: axes, dtypes, float64 reference, bounds and cases.
 
 It knows no platform. Documentation, the conformance suite and micro-benchmarks read these.
 """
@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from cardan.ops import cases, definitions, philox
+from cardan.ops import bounds, cases, definitions, philox
 from cardan.ops.definitions import NumpyArray
-from cardan.ops.opspec import FLOAT32, Input, OpSpec, Precision, Role, activation, float32, index, packed, values
+from cardan.ops.opspec import FLOAT32, Input, OpSpec, Role, activation, float32, index, packed, values
 from cardan.ops.reference import DenseWeight
 
 X = activation("x", "... features")
@@ -79,7 +79,6 @@ _HOST_AND_DEVICE = (
         inputs=(Input("array", "...", Role.HOST), *values("dtype")),
         outputs=("...",),
         reference=_identity,
-        precision=Precision.EXACT,
         cases=cases.host_arrays,
         dtypes=FLOAT32,
     ),
@@ -88,7 +87,6 @@ _HOST_AND_DEVICE = (
         inputs=(X,),
         outputs=("... features",),
         reference=_identity,
-        precision=Precision.EXACT,
         cases=cases.rows,
         call=_on_device,
     ),
@@ -97,7 +95,6 @@ _HOST_AND_DEVICE = (
         inputs=(X, *values("dtype")),
         outputs=("... features",),
         reference=_identity,
-        precision=Precision.EXACT,
         cases=cases.with_value("float32"),
     ),
 )
@@ -108,7 +105,6 @@ _LAYERS = (
         inputs=(index("ids", "tokens"), packed("table")),
         outputs=("tokens in",),
         reference=_embed,
-        precision=Precision.EXACT,
         cases=cases.embeddings,
     ),
     OpSpec(
@@ -116,7 +112,7 @@ _LAYERS = (
         inputs=(activation("x", "tokens in"), packed("weight")),
         outputs=("tokens out",),
         reference=_linear,
-        precision=Precision.REDUCED,
+        bound=bounds.linear,
         cases=cases.linears,
     ),
     OpSpec(
@@ -124,7 +120,7 @@ _LAYERS = (
         inputs=(activation("a", "... features"), activation("b", "... features")),
         outputs=("... features",),
         reference=np.add,
-        precision=Precision.ROUNDED,
+        bound=bounds.rounded,
         cases=cases.pairs,
     ),
     OpSpec(
@@ -132,7 +128,7 @@ _LAYERS = (
         inputs=(activation("a", "... features"), activation("b", "... features")),
         outputs=("... features",),
         reference=np.multiply,
-        precision=Precision.ROUNDED,
+        bound=bounds.rounded,
         cases=cases.pairs,
     ),
     OpSpec(
@@ -140,7 +136,7 @@ _LAYERS = (
         inputs=(X, *values("factor")),
         outputs=("... features",),
         reference=np.multiply,
-        precision=Precision.ROUNDED,
+        bound=bounds.rounded,
         cases=cases.with_value(0.125, 12.0, -3.0),
     ),
     OpSpec(
@@ -148,7 +144,7 @@ _LAYERS = (
         inputs=(X, activation("weight", "features"), *values("eps")),
         outputs=("... features",),
         reference=definitions.rms_norm,
-        precision=Precision.COMPUTED,
+        bound=bounds.rms_norm,
         cases=cases.norms,
     ),
     OpSpec(
@@ -156,7 +152,7 @@ _LAYERS = (
         inputs=(X, activation("weight", "features"), activation("bias", "features"), *values("eps")),
         outputs=("... features",),
         reference=definitions.layer_norm,
-        precision=Precision.COMPUTED,
+        bound=bounds.layer_norm,
         cases=cases.layer_norms,
     ),
     OpSpec(
@@ -164,7 +160,7 @@ _LAYERS = (
         inputs=(X,),
         outputs=("... features",),
         reference=definitions.silu,
-        precision=Precision.COMPUTED,
+        bound=bounds.gate,
         cases=cases.rows,
     ),
     OpSpec(
@@ -172,7 +168,7 @@ _LAYERS = (
         inputs=(X, *values("approximate")),
         outputs=("... features",),
         reference=definitions.gelu,
-        precision=Precision.COMPUTED,
+        bound=bounds.gate,
         cases=cases.with_value(False, True),
     ),
     OpSpec(
@@ -180,7 +176,7 @@ _LAYERS = (
         inputs=(X, *values("cap")),
         outputs=("... features",),
         reference=definitions.tanh_softcap,
-        precision=Precision.COMPUTED,
+        bound=bounds.tanh_softcap,
         cases=cases.with_value(1.5, 30.0),
     ),
     OpSpec(
@@ -188,7 +184,7 @@ _LAYERS = (
         inputs=ROPE_INPUTS,
         outputs=("tokens heads dim",),
         reference=definitions.rope,
-        precision=Precision.COMPUTED,
+        bound=bounds.rope,
         cases=cases.rotations,
     ),
     OpSpec(
@@ -196,7 +192,6 @@ _LAYERS = (
         inputs=(X, *values("sizes")),
         outputs=("... size",),
         reference=definitions.split,
-        precision=Precision.EXACT,
         cases=cases.splits,
     ),
     OpSpec(
@@ -204,7 +199,6 @@ _LAYERS = (
         inputs=(activation("xs", "... features"),),
         outputs=("... features",),
         reference=_concat,
-        precision=Precision.EXACT,
         cases=cases.joins,
     ),
     OpSpec(
@@ -212,7 +206,6 @@ _LAYERS = (
         inputs=(activation("x", "tokens features"), *values("heads")),
         outputs=("tokens heads dim",),
         reference=definitions.split_heads,
-        precision=Precision.EXACT,
         cases=cases.flat_heads,
     ),
     OpSpec(
@@ -220,7 +213,6 @@ _LAYERS = (
         inputs=(activation("x", "tokens heads dim"),),
         outputs=("tokens features",),
         reference=definitions.merge_heads,
-        precision=Precision.EXACT,
         cases=cases.heads,
     ),
     OpSpec(
@@ -228,7 +220,6 @@ _LAYERS = (
         inputs=(activation("x", "..."), *values("shape")),
         outputs=("...",),
         reference=np.reshape,
-        precision=Precision.EXACT,
         cases=cases.reshapes,
     ),
     OpSpec(
@@ -236,7 +227,6 @@ _LAYERS = (
         inputs=(activation("x", "rows ..."), index("index", "n")),
         outputs=("n ...",),
         reference=_gather_rows,
-        precision=Precision.EXACT,
         cases=cases.gathers,
     ),
     OpSpec(
@@ -244,7 +234,6 @@ _LAYERS = (
         inputs=(activation("x", "rows ..."), index("index", "n"), activation("values", "n ...")),
         outputs=("rows ...",),
         reference=definitions.scatter_rows,
-        precision=Precision.EXACT,
         cases=cases.scatters,
     ),
 )
@@ -259,7 +248,6 @@ _SAMPLING = (
         ),
         outputs=("rows columns",),
         reference=definitions.where,
-        precision=Precision.EXACT,
         cases=cases.conditions,
         dtypes=FLOAT32,
     ),
@@ -268,7 +256,6 @@ _SAMPLING = (
         inputs=(float32("a", "rows columns"), *values("relation"), float32("b", "rows columns")),
         outputs=("rows columns",),
         reference=definitions.compare,
-        precision=Precision.EXACT,
         cases=cases.operators(*definitions.COMPARISONS),
         dtypes=FLOAT32,
     ),
@@ -277,7 +264,7 @@ _SAMPLING = (
         inputs=(float32("a", "rows columns"), *values("operation"), float32("b", "rows columns")),
         outputs=("rows columns",),
         reference=definitions.arithmetic,
-        precision=Precision.ROUNDED,
+        bound=bounds.arithmetic,
         cases=cases.operators(*definitions.ARITHMETIC),
         dtypes=FLOAT32,
     ),
@@ -286,7 +273,6 @@ _SAMPLING = (
         inputs=(LOGITS,),
         outputs=("rows",),
         reference=definitions.is_nan,
-        precision=Precision.EXACT,
         cases=cases.nans,
         dtypes=FLOAT32,
     ),
@@ -295,7 +281,7 @@ _SAMPLING = (
         inputs=(LOGITS,),
         outputs=("rows columns",),
         reference=definitions.log_softmax,
-        precision=Precision.COMPUTED,
+        bound=bounds.log_softmax,
         cases=cases.logits,
         dtypes=FLOAT32,
     ),
@@ -304,7 +290,7 @@ _SAMPLING = (
         inputs=(LOGITS,),
         outputs=("rows",),
         reference=definitions.logsumexp,
-        precision=Precision.COMPUTED,
+        bound=bounds.logsumexp,
         cases=cases.logits,
         dtypes=FLOAT32,
     ),
@@ -313,7 +299,6 @@ _SAMPLING = (
         inputs=(LOGITS,),
         outputs=("rows",),
         reference=definitions.argmax,
-        precision=Precision.EXACT,
         cases=cases.logits,
         dtypes=FLOAT32,
     ),
@@ -322,7 +307,6 @@ _SAMPLING = (
         inputs=(LOGITS, *values("k")),
         outputs=("rows k", "rows k"),
         reference=definitions.topk,
-        precision=Precision.EXACT,
         cases=cases.topks,
         dtypes=FLOAT32,
     ),
@@ -331,7 +315,7 @@ _SAMPLING = (
         inputs=(LOGITS,),
         outputs=("rows columns",),
         reference=definitions.cumsum,
-        precision=Precision.REDUCED,
+        bound=bounds.cumsum,
         cases=cases.probabilities,
         dtypes=FLOAT32,
     ),
@@ -340,7 +324,7 @@ _SAMPLING = (
         inputs=(LOGITS,),
         outputs=("rows columns",),
         reference=np.exp,
-        precision=Precision.COMPUTED,
+        bound=bounds.exp,
         cases=cases.logits,
         dtypes=FLOAT32,
     ),
@@ -349,7 +333,6 @@ _SAMPLING = (
         inputs=(LOGITS, index("index", "rows k")),
         outputs=("rows k",),
         reference=_take_columns,
-        precision=Precision.EXACT,
         cases=cases.columns,
         dtypes=FLOAT32,
     ),
@@ -358,7 +341,7 @@ _SAMPLING = (
         inputs=(LOGITS, index("rows", "m"), index("columns", "m"), float32("values", "m")),
         outputs=("rows columns",),
         reference=definitions.scatter_add,
-        precision=Precision.ROUNDED,
+        bound=bounds.scatter_add,
         cases=cases.sparse_sums,
         dtypes=FLOAT32,
     ),
@@ -367,7 +350,6 @@ _SAMPLING = (
         inputs=(index("mask", "rows words"), *values("columns")),
         outputs=("rows columns",),
         reference=definitions.unpack_bits,
-        precision=Precision.EXACT,
         cases=cases.masks,
         dtypes=FLOAT32,
     ),
@@ -376,7 +358,7 @@ _SAMPLING = (
         inputs=(Input("seeds", "rows", Role.HOST), Input("positions", "rows", Role.HOST), index("ids", "rows k")),
         outputs=("rows k",),
         reference=philox.gumbel,
-        precision=Precision.COMPUTED,
+        bound=bounds.gumbel,
         cases=cases.noises,
         dtypes=FLOAT32,
     ),
@@ -388,7 +370,6 @@ _RANKS_AND_FUSED = (
         inputs=(X,),
         outputs=("... features",),
         reference=_identity,
-        precision=Precision.EXACT,
         cases=cases.rows,
     ),
     OpSpec(
@@ -396,7 +377,6 @@ _RANKS_AND_FUSED = (
         inputs=(X,),
         outputs=("... features",),
         reference=_identity,
-        precision=Precision.EXACT,
         cases=cases.rows,
     ),
     OpSpec(
@@ -404,7 +384,7 @@ _RANKS_AND_FUSED = (
         inputs=ROPE_INPUTS,
         outputs=("tokens heads dim",),
         reference=definitions.rope,
-        precision=Precision.COMPUTED,
+        bound=bounds.rope,
         cases=cases.rotations,
         call=_rope_in_two_steps,
         covers=("rope_prepare", "rope_apply"),
@@ -414,7 +394,7 @@ _RANKS_AND_FUSED = (
         inputs=(X, activation("residual", "... features"), activation("weight", "features"), *values("eps")),
         outputs=("... features", "... features"),
         reference=_add_rms_norm,
-        precision=Precision.COMPUTED,
+        bound=bounds.add_rms_norm,
         cases=cases.residual_norms,
     ),
     OpSpec(
@@ -422,7 +402,7 @@ _RANKS_AND_FUSED = (
         inputs=(activation("gate_up", "tokens features"), *values("size")),
         outputs=("tokens size",),
         reference=_silu_mul,
-        precision=Precision.COMPUTED,
+        bound=bounds.silu_mul,
         cases=cases.gated(),
     ),
     OpSpec(
@@ -430,7 +410,7 @@ _RANKS_AND_FUSED = (
         inputs=(activation("gate_up", "tokens features"), *values("size", "approximate")),
         outputs=("tokens size",),
         reference=_gelu_mul,
-        precision=Precision.COMPUTED,
+        bound=bounds.gelu_mul,
         cases=cases.gated(True),
     ),
 )

@@ -12,7 +12,7 @@ import numpy as np
 
 from cardan.ops import round_to
 from cardan.ops.definitions import NumpyArray
-from cardan.ops.opspec import ROUNDOFF
+from cardan.ops.rounding import ROUNDOFF
 from cardan.platform import AttentionBackend, AttentionMeta, OpsDevice, OpsKVPool
 from cardan.testing.reference_attention import attend
 from cardan.types import ForwardMode, Int32Array, KVLayout, LayerKV, TableDelta, TableDeltas

@@ -12,7 +12,7 @@ import numpy as np
 
 from cardan.ops import round_to
 from cardan.ops.definitions import NumpyArray
-from cardan.ops.opspec import ROUNDOFF
+from cardan.ops.rounding import ROUNDOFF
 from cardan.platform import ActivationCodes, LinearMethod, LinearSpec, OpsDevice, Support
 from cardan.quantization import FORMATS, WRITABLE_FORMATS, dequantize, quantize
 from cardan.testing.conformance.check import Check, CheckError, NotApplicableError, expect

@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Any
 
 from cardan.config import EngineConfig, PlatformConfig
-from cardan.ops.opspec import ROUNDOFF
+from cardan.ops.rounding import ROUNDOFF
 from cardan.platform import Capabilities, Device, DeviceInfo, ModelFacts, OpsDevice, Plan, Platform
 from cardan.platform.refusals import parse_options
 from cardan.platform.resolve import platform_facts, resolve
