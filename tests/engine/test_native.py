@@ -39,6 +39,9 @@ def test_one_or_many_and_keys_from_json():
             for wrong in ("01", " 1", "1 ", "+1", "1_0", "\u0661", "1.0", "-1", "")
         ),
         ({"logit_bias": {"1": 2, 1: 3}}, "logit_bias", "names a token twice"),
+        ({"logit_bias": {str(i): "no" for i in range(1025)}}, "logit_bias", "may have at most 1024 entries, got 1025"),
+        ({"stop_token_ids": ["no"] * 1025}, "stop_token_ids", "may have at most 1024 entries, got 1025"),
+        ({"stop": [1] * 65}, "stop", "may have at most 64 entries, got 65"),
         ({"ignore_eos": 1}, "ignore_eos", "ignore_eos is wrong"),
     ],
 )

@@ -62,6 +62,8 @@ def test_values_within_range_pass(sampling):
         *[("stop", value) for value in (("",), ("a",) * 65, ("a" * 1025,), (5,))],
         *[("stop_regex", value) for value in (("(",), ("",), (r"(?=a)",))],
         *[("stop_token_ids", value) for value in ((100,), (-1,), (True,))],
+        pytest.param("stop_token_ids", (1,) * 1025, id="stop-ids-many"),
+        pytest.param("logit_bias", dict.fromkeys(range(1025), 0.0), id="bias-many"),
     ],
 )
 def test_values_out_of_range_name_their_field(name, value):
@@ -95,6 +97,8 @@ def test_logprob_fields_out_of_range(logprobs, param):
         (GenerateRequest(text="x", rid=""), "rid must have between 1 and 256 characters, got 0"),
         (GenerateRequest(text="x", rid="a" * 257), "got 257"),
         (GenerateRequest(text="x", priority=2**31), "priority must be a 32-bit whole number"),
+        (GenerateRequest(text="x", cache_salt="a" * 1025), "cache_salt may have at most 1024 characters, got 1025"),
+        (GenerateRequest(text="x", routing_key="a" * 1025), "routing_key may have at most 1024 characters, got 1025"),
     ],
 )
 def test_wrong_requests(request_, message):

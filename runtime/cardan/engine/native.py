@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from cardan.engine.api import GenerateOutput, RequestTimes
+from cardan.engine.validation import check_lengths
 from cardan.errors import RequestError
 from cardan.types import FinishKind, FinishReason, LogprobParams, SamplingParams, TokenLogprobs
 
@@ -27,7 +28,7 @@ def sampling_from_dict(values: Mapping[str, Any] | None, defaults: Mapping[str, 
     strings, as in JSON. Ranges are checked at admission, not here.
 
     Raises:
-        RequestError: a key is unknown, or a value has the wrong type.
+        RequestError: a key is unknown, or a value has the wrong type or too many entries.
     """
     values = {} if values is None else values
     if not isinstance(values, Mapping):
@@ -38,6 +39,7 @@ def sampling_from_dict(values: Mapping[str, Any] | None, defaults: Mapping[str, 
             raise _unknown_key(str(key))
         if value is not None:
             given[key] = value
+    check_lengths(given)
     for key in _ONE_OR_MANY:
         if key in given and isinstance(given[key], (str, int)):
             given[key] = (given[key],)

@@ -5,9 +5,9 @@ It knows no queue and no pool: how long a prompt may be is the scheduler's to sa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sized
 from dataclasses import dataclass, field
-from typing import cast
+from typing import Any, cast
 
 from cardan.engine.api import GenerateRequest
 from cardan.engine.messages import FeatureAnswer
@@ -22,6 +22,12 @@ MAX_TOP_LOGPROBS = 128
 """Most alternatives at one position."""
 MAX_RID_CHARACTERS = 256
 """Longest request id."""
+MAX_KEY_CHARACTERS = 1024
+"""Longest cache salt and routing key; they are kept as long as what they name."""
+MAX_BIASES = 1024
+"""Most entries of a logit bias. Every step of every request waits while those of one are gathered."""
+MAX_STOP_IDS = 1024
+"""Most token ids that end one request."""
 
 REQUEST_FEATURES = (
     Feature.SAMPLING,
@@ -88,6 +94,7 @@ _COUNTS: dict[str, _Range] = {
     "min_new_tokens": _Range(0, 2**31 - 1, "between 0 and 2147483647"),
     "n": _Range(1, MAX_CHOICES, f"between 1 and {MAX_CHOICES}"),
 }
+_LONGEST = {"stop": MAX_STOPS, "stop_regex": MAX_STOPS, "stop_token_ids": MAX_STOP_IDS, "logit_bias": MAX_BIASES}
 
 
 def check_request(request: GenerateRequest, limits: RequestLimits) -> None:
@@ -103,6 +110,10 @@ def check_request(request: GenerateRequest, limits: RequestLimits) -> None:
         raise RequestError(
             f"rid must have between 1 and {MAX_RID_CHARACTERS} characters, got {len(request.rid)}.", param="rid"
         )
+    for name in ("cache_salt", "routing_key"):
+        key = getattr(request, name)
+        if key is not None and len(key) > MAX_KEY_CHARACTERS:
+            raise RequestError(f"{name} may have at most {MAX_KEY_CHARACTERS} characters, got {len(key)}.", param=name)
     if not isinstance(request.priority, int) or abs(request.priority) > 2**31 - 1:
         raise RequestError(
             f"priority must be a 32-bit whole number, got {shown_number(request.priority)}.", param="priority"
@@ -140,12 +151,25 @@ def check_choices(params: SamplingParams) -> None:
     _check_number("n", params.n, _COUNTS["n"], whole=True)
 
 
+def check_lengths(values: Mapping[str, Any]) -> None:
+    """Check how many entries sampling parameters have, before time is spent on each of them.
+
+    Raises:
+        RequestError: one has too many.
+    """
+    for name, most in _LONGEST.items():
+        value = values.get(name)
+        if isinstance(value, Sized) and not isinstance(value, str) and len(value) > most:
+            raise RequestError(f"{name} may have at most {most} entries, got {len(value)}.", param=name)
+
+
 def check_sampling(params: SamplingParams, vocab_size: int) -> None:
     """Check sampling parameters.
 
     Raises:
         RequestError: a value is out of range, not a number, or contradicts another.
     """
+    check_lengths({name: getattr(params, name) for name in _LONGEST})
     for name, bounds in _RANGES.items():
         _check_number(name, getattr(params, name), bounds, whole=False)
     for name, bounds in _COUNTS.items():
@@ -204,8 +228,6 @@ def _check_stops(params: SamplingParams, vocab_size: int) -> None:
 
 
 def _check_strings(name: str, values: tuple[str, ...], check: Callable[[str], None] | None = None) -> None:
-    if len(values) > MAX_STOPS:
-        raise RequestError(f"{name} may have at most {MAX_STOPS} entries, got {len(values)}.", param=name)
     for value in values:
         if not isinstance(value, str) or not 0 < len(value) <= MAX_STOP_CHARS:
             raise RequestError(

@@ -212,11 +212,23 @@ _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant"
 MANY_PIECES = 64
 """Conversations of more messages and parts are read in a thread, so that other requests go on."""
 
+MAX_PIECES = 16384
+"""Most messages and parts of messages of one conversation: more than fit into any context, and templates are slow."""
+
 
 def count_pieces(items: list[Any]) -> int:
-    """How many messages and parts of messages there are to read."""
+    """How many messages and parts of messages there are to read.
+
+    Raises:
+        RequestError: they are too many.
+    """
     contents = [item.get("content") for item in items if isinstance(item, dict)]
-    return len(items) + sum(len(content) for content in contents if isinstance(content, list))
+    count = len(items) + sum(len(content) for content in contents if isinstance(content, list))
+    if count > MAX_PIECES:
+        raise RequestError(
+            f"'messages' may hold at most {MAX_PIECES} messages and parts of messages, got {count}.", param="messages"
+        )
+    return count
 
 
 def read_messages(items: list[Any]) -> list[dict[str, Any]]:

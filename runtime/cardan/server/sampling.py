@@ -11,13 +11,12 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, Field
 
 from cardan.engine.api import EngineInfo
-from cardan.engine.validation import MAX_CHOICES
+from cardan.engine.validation import MAX_BIASES, MAX_CHOICES, MAX_STOP_IDS
 from cardan.errors import RequestError
 from cardan.server.bodies import Body, Refusal
 from cardan.text.stop_scanner import MAX_STOP_CHARS
 from cardan.types import SamplingParams
 
-MAX_BIASES = 1024
 MAX_TOKENS = 2**31 - 1
 MAX_TOP_LOGPROBS = 20
 MAX_STOPS = 16
@@ -41,6 +40,8 @@ def as_strings(value: object) -> object:
 
 def as_token_ids(value: object) -> object:
     """A list of token ids, as a tuple."""
+    if isinstance(value, list) and len(value) > MAX_STOP_IDS:
+        raise ValueError(f"may hold at most {MAX_STOP_IDS} token ids, got {len(value)}.")
     if not isinstance(value, list) or not all(type(item) is int for item in value):
         raise ValueError("must be a list of token ids (whole numbers).")
     return tuple(value)
