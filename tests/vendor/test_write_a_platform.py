@@ -3,15 +3,35 @@
 from __future__ import annotations
 
 import importlib.util
+import inspect
 import re
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import cardan.platform
-from cardan.platform import OpsDevice
-from cardan.testing.conformance import PARTS
+from cardan.platform import (
+    AttentionBackend,
+    Capabilities,
+    Capability,
+    Device,
+    DeviceInfo,
+    Feature,
+    GraphRunner,
+    KVPool,
+    LinearMethod,
+    LoadedModel,
+    OpsDevice,
+    OpsKVPool,
+    Platform,
+    Runner,
+    Step,
+    Support,
+)
+from cardan.testing.conformance import PARTS, Status, Subject, collect, run_check
 
 ROOT = Path(__file__).parents[2]
 GUIDE = (ROOT / "docs" / "write-a-platform.md").read_text()
@@ -42,9 +62,88 @@ def test_every_method_that_is_named_exists() -> None:
         assert hasattr(getattr(cardan.platform, owner), name), f"{owner}.{name}"
 
 
-def test_everything_that_a_level_2_device_must_supply_is_named() -> None:
-    for name in OpsDevice.__abstractmethods__ - {"info", "close"}:
-        assert f"`OpsDevice.{name}`" in GUIDE, name
+INTERFACES = [
+    value
+    for name in cardan.platform.__all__
+    if inspect.isclass(value := getattr(cardan.platform, name)) and getattr(value, "__abstractmethods__", None)
+]
+
+
+def test_the_interfaces_of_both_levels_are_looked_at() -> None:
+    assert {Platform, OpsDevice, LinearMethod, OpsKVPool, AttentionBackend, GraphRunner} <= set(INTERFACES)
+    assert {Device, LoadedModel, KVPool, Runner, Step} <= set(INTERFACES)
+
+
+@pytest.mark.parametrize("interface", INTERFACES, ids=lambda interface: interface.__name__)
+def test_everything_that_must_be_supplied_is_named(interface: Any) -> None:
+    for name in interface.__abstractmethods__:
+        assert f"`{interface.__name__}.{name}`" in GUIDE, name
+
+
+def optional_names(interface: type) -> set[str]:
+    """What an interface offers with a default."""
+    public = {name for name in vars(interface) if not name.startswith("_")} | set(
+        vars(interface).get("__annotations__", ())
+    )
+    return public - interface.__abstractmethods__ - {"name"}
+
+
+@pytest.mark.parametrize("interface", [Platform, OpsDevice, LinearMethod, Device, Step], ids=lambda it: it.__name__)
+def test_what_may_be_supplied_is_named_too(interface: Any) -> None:
+    assert optional_names(interface)
+    for name in optional_names(interface):
+        assert f"`{interface.__name__}.{name}`" in GUIDE, name
+
+
+@pytest.fixture
+def acme(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """The example, from its sources."""
+    monkeypatch.syspath_prepend(str(ROOT / "examples" / "vendor_platform"))
+    import acme_cardan
+
+    yield acme_cardan
+    for name in [name for name in sys.modules if name.startswith("acme_cardan")]:
+        sys.modules.pop(name)
+
+
+def test_every_choice_of_checks_that_the_pages_make_is_one(acme: Any) -> None:
+    subject = Subject(acme.platform, quick=True)
+    chosen = {text for page in (GUIDE, SUITE) for text in re.findall(r"--(?:conformance-)?only (\S+)", page)}
+    assert {"capabilities", "attention/acme/decode-grouped"} <= chosen
+    for text in chosen:
+        assert collect(subject, (text,)), text
+
+
+def test_the_checks_that_a_step_turns_green_exist(acme: Any) -> None:
+    names = {check.id for check in collect(Subject(acme.platform, quick=True))}
+    said = {
+        text
+        for line in re.findall(r"^Green: (.*)", GUIDE, re.MULTILINE)
+        for text in re.findall(r"`([^`]+/[^`]*)`", line)
+    }
+    assert len(said) >= 5
+    for text in said:
+        pattern = re.compile(re.escape(text).replace("…", ".*"))
+        assert any(pattern.fullmatch(name) for name in names), text
+
+
+def test_a_platform_without_a_device_passes_what_the_morning_promises(acme: Any) -> None:
+    class Morning(acme.AcmePlatform):
+        def capabilities(self, device: DeviceInfo) -> Capabilities:
+            features = {str(feature): Capability(Support.UNSUPPORTED, "not written yet") for feature in Feature}
+            claims = ("dtype:float32", "kv_dtype:float32", "attention:acme")
+            return Capabilities(features | {claim: Capability(Support.NATIVE, "to come") for claim in claims})
+
+        def open(self, device: DeviceInfo, options: Any) -> OpsDevice:
+            raise RuntimeError("there is no device yet")
+
+    with Subject(Morning(), quick=True) as subject:
+        ends = {check.name: run_check(subject, check).status for check in collect(subject, ("capabilities",))}
+    waiting = {name for name in ends if name.endswith("-has-an-implementation")}
+    assert {status for name, status in ends.items() if name not in waiting} == {Status.PASSED}
+    assert {ends[name] for name in waiting} == {Status.FAILED}
+    for said in ("flag-", "request-field-"):
+        assert any(name.startswith(said) for name in ends)
 
 
 def test_the_parts_are_those_of_the_suite() -> None:
