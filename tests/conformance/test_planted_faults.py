@@ -91,6 +91,18 @@ FAULTS = {
         ("sampler/",),
         ("linear", "sampler"),
     ),
+    "last-of-2048-columns-dropped": Fault(
+        faulty.CpuCopy(faulty.with_linear(faulty.dropping(1))),
+        ("linear/F32[float32]", "linear/BF16[bfloat16]", "linear/F16[float16]", "ops/linear[float32]"),
+        ("linear/", "ops/linear"),
+        ("linear", "ops"),
+    ),
+    "last-four-of-2048-columns-dropped": Fault(
+        faulty.CpuCopy(faulty.with_linear(faulty.dropping(4))),
+        ("linear/F32[float32]", "linear/BF16[bfloat16]", "linear/F32[float16]", "ops/linear[bfloat16]"),
+        ("linear/", "ops/linear"),
+        ("linear", "ops"),
+    ),
     "attention-that-refuses-two-layers": Fault(
         faulty.CpuCopy(faulty.OneLayerDevice),
         ("kv/slot-0-stays-finite-through-warm-up",),

@@ -8,12 +8,20 @@ import numpy as np
 import pytest
 import torch
 
+from cardan.ops import round_to
 from cardan.ops.definitions import log_softmax
-from cardan.platform import ActivationCodes
+from cardan.platform import ActivationCodes, Requantized
 from cardan.quantization import FORMATS, dequantize
 from cardan.testing.conformance import TINY_CONFIGS
 from cardan.testing.conformance.attention_checks import make_layer
-from cardan.testing.conformance.linear_checks import activation_bound, half_steps, make_view, weight_bound
+from cardan.testing.conformance.linear_checks import (
+    activation_bound,
+    half_steps,
+    make_view,
+    result_bound,
+    row_bound,
+    weight_bound,
+)
 from cardan.testing.conformance.sampler_reference import Knobs, adjust, choose
 from cardan.testing.conformance.tiny_checkpoint import TinyCheckpoint, write_safetensors
 from cardan.testing.reference_attention import attend
@@ -116,14 +124,57 @@ def test_the_bound_on_a_weight_holds_in_bfloat16_and_barely() -> None:
     assert 0.9 < (np.abs(dense - exact) / np.maximum(weight_bound(exact, "F32", "bfloat16"), 1e-30)).max() <= 1
 
 
-def test_the_bound_on_requantized_weights_is_half_a_step() -> None:
+def test_values_that_a_type_holds_may_not_move() -> None:
+    weight = np.ones((2, 3))
+    for fmt, dtype in (("BF16", "bfloat16"), ("BF16", "float32"), ("F16", "float16"), ("F32", "float32")):
+        assert not weight_bound(weight, fmt, dtype).any()
+    for fmt, dtype in (("F16", "bfloat16"), ("BF16", "float16"), ("F32", "float16")):
+        assert weight_bound(weight, fmt, dtype).all()
+
+
+def test_the_largest_weight_is_that_of_its_scale() -> None:
+    """Q6_K's blocks of 256 have a scale for each 16."""
+    weight = np.full((1, 512), 1e-3)
+    weight[0, 0] = 1.0
+    allowed = weight_bound(weight, "Q6_K", "bfloat16")[0]
+    assert len(set(allowed[:16])) == 1
+    assert allowed[0] > 100 * allowed[16]
+
+
+def test_float32_rows_of_exact_formats_are_rounded_once() -> None:
+    view = make_view("Q4_K", 8, 256, np.random.default_rng(6))
+    exact = dequantize(view).astype(np.float64)
+    wide = row_bound(exact, weight_bound(exact, "Q4_K", "float32"), "Q4_K", "float32")
+    assert np.array_equal(wide, 2.0**-24 * np.abs(exact))
+    assert np.array_equal(row_bound(exact, exact, "AFFINE4_32_F32", "float32"), exact), "scales of 24 bits do not fit"
+
+
+@pytest.mark.parametrize(("bits", "group"), [(8, 128), (4, 32)])
+def test_the_bound_on_requantized_weights_is_half_a_step(bits: int, group: int) -> None:
     weight = np.random.default_rng(4).normal(size=(8, 256))
-    groups = weight.reshape(8, 2, 128)
-    least, step = groups.min(axis=2, keepdims=True), np.ptp(groups, axis=2, keepdims=True) / 255
+    groups = weight.reshape(8, -1, group)
+    steps = 2**bits - 1
+    least, step = groups.min(axis=2, keepdims=True), np.ptp(groups, axis=2, keepdims=True) / steps
     moved = np.abs(np.rint((groups - least) / step) * step + least - groups).reshape(8, 256)
-    assert 0.9 < (moved / half_steps(weight)).max() <= 1 + 1e-9
+    half = half_steps(weight, Requantized(bits, group))
+    assert 0.9 < (moved / half).max() <= 1 + 1e-9
     coarse = np.abs(np.rint((groups - least) / (2 * step)) * 2 * step + least - groups).reshape(8, 256)
-    assert (coarse / half_steps(weight)).max() > 1.5
+    assert (coarse / half).max() > 1.5
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("columns", [1, 7, 70, 2048])
+def test_the_bound_on_results_holds_for_torch(dtype: str, columns: int) -> None:
+    rng = np.random.default_rng(columns)
+    x, weight, bias = (round_to(rng.normal(size=shape), dtype) for shape in ((17, columns), (64, columns), (64,)))
+    kind = getattr(torch, dtype)
+    got = torch.nn.functional.linear(*(torch.from_numpy(part).to(kind) for part in (x, weight, bias))).double().numpy()
+    allowed = result_bound(x, weight, bias, np.zeros_like(weight), dtype)
+    assert np.all(np.abs(got - (x @ weight.T + bias)) <= allowed)
+    if columns == 2048:
+        for dropped in (1, 4):
+            short = x[:, :-dropped] @ weight[:, :-dropped].T + bias
+            assert np.any(np.abs(short - (x @ weight.T + bias)) > allowed)
 
 
 def test_the_bound_on_quantized_activations_is_half_a_step() -> None:

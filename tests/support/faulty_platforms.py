@@ -118,6 +118,22 @@ class LeakyDevice(OneThread):
         return (LeakyLinear("cpu"),)
 
 
+def dropping(columns: int) -> type[DenseLinear]:
+    """A linear that leaves the last columns out where there are many: a tail that no tile covers."""
+
+    class Short(DenseWeight):
+        def apply(self, x: torch.Tensor) -> torch.Tensor:
+            if x.shape[-1] < 2048:
+                return super().apply(x)
+            return torch.nn.functional.linear(x[:, :-columns], self.weight[:, :-columns], self.bias)
+
+    class ShortLinear(DenseLinear):
+        def make(self, weight: torch.Tensor, bias: torch.Tensor | None) -> DenseWeight:
+            return Short(weight, bias)
+
+    return ShortLinear
+
+
 class OddLinear(DenseLinear):
     """Takes every shape, it says, and then not 499 columns."""
 

@@ -23,6 +23,7 @@ from cardan.platform import (
     OptionSpec,
     Platform,
     Recommendation,
+    Requantized,
     Support,
 )
 from cardan_mlx.backend import Backend, backend, missing
@@ -194,11 +195,12 @@ def _formats(native: Any, emulated: Any) -> dict[str, Capability]:
     for fmt in AFFINE_FORMATS:
         formats[f"weights:{fmt}"] = native("MLX's own affine groups")
     for fmt, why in REQUANTIZED.items():
-        formats[f"weights:{fmt}"] = replace(native(why), exact=False)
+        formats[f"weights:{fmt}"] = replace(native(why), requantized=Requantized(bits=8, group=32))
     for fmt in WIDENED_FORMATS:
         formats[f"weights:{fmt}"] = emulated("MLX has no groups of 16")
     for name, bits in (("mlx_q4", 4), ("mlx_q8", 8)):
-        formats[f"quantize:{name}"] = native(f"dense weights to {bits} bits over groups of 64 at load")
+        made = native(f"dense weights to {bits} bits over groups of 64 at load")
+        formats[f"quantize:{name}"] = replace(made, requantized=Requantized(bits, group=64))
     return formats
 
 

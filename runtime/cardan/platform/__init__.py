@@ -11,7 +11,7 @@ from cardan.platform.api import (
     Platform,
     Recommendation,
 )
-from cardan.platform.capabilities import Capabilities, Capability, Evidence, Feature, Support
+from cardan.platform.capabilities import Capabilities, Capability, Evidence, Feature, Requantized, Support
 from cardan.platform.device import Device, DeviceInfo, KVPool, LoadedModel, Runner, Step
 from cardan.platform.memory import (
     Memory,
@@ -84,6 +84,7 @@ __all__ = [
     "Plan",
     "Platform",
     "Recommendation",
+    "Requantized",
     "RopeTable",
     "Runner",
     "Setting",

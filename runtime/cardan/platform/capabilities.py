@@ -50,6 +50,19 @@ class Feature(enum.StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class Requantized:
+    """What weights are packed in where their own values are not kept: codes from the least of a group to the greatest.
+
+    Attributes:
+        bits: of a code.
+        group: neighbouring weights of a row that share a scale and an offset.
+    """
+
+    bits: int
+    group: int
+
+
+@dataclass(frozen=True, slots=True)
 class Capability:
     """The answer for one feature.
 
@@ -58,15 +71,15 @@ class Capability:
         reason: why it is emulated or unsupported, or what implements it.
         evidence: how the answer was verified.
         alternative: what works instead, where something does.
-        exact: for a weight format, whether its weights keep their values; those that a platform packs in another
-            format of its own may not, and the reason says so.
+        requantized: for a weight format that is packed in another of the platform's own, and for one that is made at
+            load, what that is; None where weights keep their values.
     """
 
     support: Support
     reason: str = ""
     evidence: Evidence = Evidence.NONE
     alternative: str = ""
-    exact: bool = True
+    requantized: Requantized | None = None
 
 
 @dataclass(frozen=True, slots=True)

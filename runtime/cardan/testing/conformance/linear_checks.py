@@ -5,55 +5,53 @@ It knows no format: values come from ``cardan.quantization``, blocks without a w
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 
 import numpy as np
 
-from cardan.ops import round_to
+from cardan.ops import at_most, round_to
 from cardan.ops.definitions import NumpyArray
-from cardan.ops.rounding import ROUNDOFF
-from cardan.platform import ActivationCodes, LinearMethod, LinearSpec, OpsDevice, Support
+from cardan.ops.rounding import ROUNDOFF, SMALLEST, gamma
+from cardan.platform import ActivationCodes, LinearMethod, LinearSpec, OpsDevice, Requantized, Support
 from cardan.quantization import FORMATS, WRITABLE_FORMATS, dequantize, quantize
 from cardan.testing.conformance.check import Check, CheckError, NotApplicableError, expect
 from cardan.testing.conformance.subject import Subject
 from cardan.types import TensorView
 
 DENSE = ("F32", "F16", "BF16")
+HELD = {"float32": DENSE, "float16": ("F16",), "bfloat16": ("BF16",)}
+"""Dense formats whose values a type of activations holds, so that none is rounded."""
 OUTER_SIZES = (1, 5, 31, 64)
-DENSE_COLUMNS = (1, 7, 31, 33, 63, 65, 127, 160)
+MANY_COLUMNS = 2048
+"""Enough that a sum over them shows whether a tail of a few is left out."""
+DENSE_COLUMNS = (1, 7, 31, 33, 63, 65, 127, 160, MANY_COLUMNS)
 TOKENS = (1, 2, 8, 17)
 BLOCK_ROUNDINGS = 6
-"""Of the activations' type, of the largest weight of a block: code times scale and the offset are each at most twice
-that, the scale and the product are rounded once each, the offset once, and their sum once. A dense weight is rounded
-once itself."""
+"""Of the activations' type, of the largest weight of a group: code times scale and the offset are each at most twice
+that, the scale and the product are rounded once each, the offset once, and their sum once."""
 RESULT_ROUNDINGS = 2
-"""Of the activations' type, of sum |x| |w|: the result, and its sum with the bias. Before that, products are added up
-in float32 at least, where every term is rounded at most once for each column (Higham, Accuracy and Stability of
-Numerical Algorithms, section 4.2)."""
-REQUANTIZED_GROUP, REQUANTIZED_STEPS = 128, 255
-"""A format that is packed in another may move a weight by half a step of 8 bits over the range of this many columns."""
+"""Of the activations' type: the sum, and with the bias."""
 LARGEST = 4.0
 """Drawn blocks have values up to this."""
 
 
 def checks(subject: Subject) -> Iterator[Check]:
     """One check for each dense format and for each format that the platform claims to multiply as it is."""
-    native = [fmt for fmt in subject.capabilities.family("weights") if _exact(subject, fmt)]
+    claimed = subject.capabilities.family("weights")
+    native = [fmt for fmt in claimed if subject.capabilities.get(f"weights:{fmt}").support is Support.NATIVE]
     for fmt in dict.fromkeys((*DENSE, *native)):
         for dtype in subject.dtypes():
             yield Check(part="linear", name=f"{fmt}[{dtype}]", run=partial(_run_format, fmt=fmt, dtype=dtype))
         yield Check(part="linear", name=f"{fmt}-rows-of-several-tensors", run=partial(_run_parts, fmt=fmt))
-    for fmt in subject.capabilities.family("weights"):
+    for fmt in claimed:
         if fmt not in DENSE and fmt not in native:
             yield Check(part="linear", name=f"{fmt}-requantized", run=partial(_run_requantized, fmt=fmt))
+    for made in subject.capabilities.family("quantize"):
+        for dtype in subject.dtypes():
+            run = partial(_run_made_at_load, made=made, dtype=dtype)
+            yield Check(part="linear", name=f"made-at-load-{made}[{dtype}]", run=run)
     yield Check(part="linear", name="padding-of-inner-sizes", run=_run_padding)
-
-
-def _exact(subject: Subject, fmt: str) -> bool:
-    """Whether a format is multiplied as it is, and keeps its values."""
-    answer = subject.capabilities.get(f"weights:{fmt}")
-    return answer.support is Support.NATIVE and answer.exact
 
 
 def claiming(device: OpsDevice, fmt: str, spec: LinearSpec) -> LinearMethod:
@@ -101,7 +99,7 @@ def _columns(fmt: str) -> tuple[int, ...]:
     if spec is None or spec.block_elements == 1:
         return DENSE_COLUMNS
     # packages of several blocks, of one, and of counts that no tile divides
-    return tuple(spec.block_elements * blocks for blocks in (1, 3, 5, 8))
+    return (*(spec.block_elements * blocks for blocks in (1, 3, 5, 8)), MANY_COLUMNS)
 
 
 def _run_format(subject: Subject, fmt: str, dtype: str) -> None:
@@ -122,12 +120,22 @@ def _run_parts(subject: Subject, fmt: str) -> None:
 
 
 def _run_requantized(subject: Subject, fmt: str) -> None:
-    """A format that is not taken as it is: widened by the loader, or packed in another by a linear method."""
+    """A format that is emulated: widened by the loader, or all the same taken by a linear method."""
     spec = LinearSpec(name="weight", out_features=12, in_features=256, dtype=subject.best_dtype)
     if all(method.claims(fmt, spec) is not None for method in subject.ops.linear_methods()):
         raise NotApplicableError("no linear method takes the format, so the loader widens it exactly")
     rng = np.random.default_rng(14)
-    _try(subject, (make_view(fmt, 12, 256, rng),), subject.best_dtype, None, rng, lossy=True)
+    _try(subject, (make_view(fmt, 12, 256, rng),), subject.best_dtype, None, rng)
+
+
+def _run_made_at_load(subject: Subject, made: str, dtype: str) -> None:
+    """Dense weights that ``--quantization`` has quantized as they are loaded."""
+    rng = np.random.default_rng(15)
+    said = subject.capabilities.get(f"quantize:{made}").requantized
+    if said is None:
+        raise CheckError(f"quantize:{made} is claimed; say with Capability(requantized=...) in how many bits")
+    for rows, groups in ((1, 1), (31, 3), (12, 16)):
+        _try(subject, (make_view("F32", rows, groups * said.group, rng),), dtype, None, rng, made=made)
 
 
 def _run_padding(subject: Subject) -> None:
@@ -148,41 +156,89 @@ def _try(
     bias: NumpyArray | None,
     rng: np.random.Generator,
     *,
-    lossy: bool = False,
+    made: str | None = None,
 ) -> None:
     device, fmt = subject.ops, views[0].dtype
     columns, rows = views[0].shape[1], sum(view.shape[0] for view in views)
-    spec = LinearSpec(name="weight", out_features=rows, in_features=columns, dtype=dtype)
+    spec = LinearSpec(name="weight", out_features=rows, in_features=columns, dtype=dtype, quantize=made)
     ops = device.ops
     with device.scope():
         method = claiming(device, fmt, spec)
         codes = method.activation_codes(fmt, spec)
         weight = method.pack(views, spec, None if bias is None else ops.from_host(bias, "float32"))
         exact = np.concatenate([dequantize(view) for view in views]).astype(np.float64)
+        shift = np.zeros(rows) if bias is None else round_to(bias.astype(np.float64), dtype)
         expect(weight.num_bytes > 0, f"{method.name} says that {fmt} weights take {weight.num_bytes} bytes")
-        off = weight_bound(exact, fmt, dtype) + (half_steps(exact) if lossy else 0.0)
+        answer = subject.capabilities.get(f"weights:{fmt}" if made is None else f"quantize:{made}")
+        off = weight_bound(exact, fmt, dtype, answer.requantized)
+        if made is not None and answer.requantized is not None:
+            # quantizers keep a code for 0, for which they move the ends of a group by up to half a step
+            off += half_steps(exact, answer.requantized)
         for tokens in TOKENS:
             x = round_to(rng.normal(size=(tokens, columns)), dtype)
             got = ops.to_host(weight.apply(ops.from_host(x.astype(np.float32), dtype)))
-            want = x @ exact.T + (0.0 if bias is None else round_to(bias.astype(np.float64), dtype))
-            size = np.abs(x) @ np.abs(exact).T + (0.0 if bias is None else np.abs(bias))
-            sums = RESULT_ROUNDINGS * ROUNDOFF[dtype] + (columns + 1) * ROUNDOFF["float32"]
-            allowed = np.abs(x) @ off.T + sums * size
+            allowed = result_bound(x, exact, shift, off, dtype)
             if codes is not None:
                 allowed += activation_bound(x, codes) @ (np.abs(exact) + off).T
-            _compare(got, want, allowed, f"{method.name} of {fmt} [{rows}, {columns}]")
+            _compare(got, x @ exact.T + shift, allowed, f"{method.name} of {made or fmt} [{rows}, {columns}]")
         ids = rng.integers(0, rows, 4).astype(np.int32)
         gathered = ops.to_host(weight.gather(ops.from_host(ids))).astype(np.float64)
-        _compare(gathered, exact[ids], off[ids], f"{method.name}: rows gathered of {fmt}")
+        rows_off = row_bound(exact, off, fmt, dtype) if answer.requantized is None else off
+        _compare(gathered, exact[ids], rows_off[ids], f"{method.name}: rows gathered of {made or fmt}")
 
 
-def weight_bound(weight: NumpyArray, fmt: str, dtype: str) -> NumpyArray:
-    """How far each value of a weight ``[rows, columns]`` may be off when it was brought to the activations' type."""
-    if fmt in DENSE:
-        return ROUNDOFF[dtype] * np.abs(weight)
-    blocks = np.abs(weight).reshape(weight.shape[0], -1, FORMATS[fmt].block_elements)
-    largest = np.broadcast_to(blocks.max(axis=2, keepdims=True), blocks.shape)
-    return BLOCK_ROUNDINGS * ROUNDOFF[dtype] * largest.reshape(weight.shape)
+def result_bound(x: NumpyArray, weight: NumpyArray, bias: NumpyArray, off: NumpyArray, dtype: str) -> NumpyArray:
+    """How far each result ``x @ weight.T + bias`` may be off whose weights are off by up to ``off``.
+
+    Products are added up in float32 at least, and the bias with them; the result is rounded to the type.
+
+    Source: Higham and Mary, "A New Approach to Probabilistic Rounding Error Analysis", 2019, theorem 3.1.
+    """
+    sizes = np.abs(x) @ np.abs(weight).T + np.abs(bias)
+    want = np.abs(x @ weight.T + bias)
+    rounded = RESULT_ROUNDINGS * (ROUNDOFF[dtype] * (want + np.abs(bias)) + SMALLEST[dtype])
+    allowed: NumpyArray = np.abs(x) @ off.T + gamma(x.shape[1] + 1, want.size) * sizes + rounded
+    return allowed
+
+
+def weight_bound(weight: NumpyArray, fmt: str, dtype: str, packed: Requantized | None = None) -> NumpyArray:
+    """How far each value of a weight ``[rows, columns]`` may be off once it is packed for activations of a type.
+
+    Dense values are rounded to the type, if at all. Codes of a group have a scale, and may have an offset. Where they
+    are packed in others, that moves each by up to half a step more.
+    """
+    half_step = 0.0 if packed is None else half_steps(weight, packed)
+    group = FORMATS[fmt].group if packed is None else packed.group
+    if fmt in DENSE and packed is None:
+        return np.zeros_like(weight) if fmt in HELD[dtype] else ROUNDOFF[dtype] * np.abs(weight) + SMALLEST[dtype]
+    largest = _by_group(np.abs(weight), group, np.max)
+    allowed: NumpyArray = BLOCK_ROUNDINGS * (ROUNDOFF[dtype] * largest + SMALLEST[dtype]) + half_step
+    return allowed
+
+
+def row_bound(weight: NumpyArray, off: NumpyArray, fmt: str, dtype: str) -> NumpyArray:
+    """How far each value of a row may be off where rows are gathered.
+
+    Float32 holds a code of up to 8 bits times a scale of 16, so that only the sum with the offset is rounded.
+    """
+    exact = fmt not in DENSE and "float32" not in FORMATS[fmt].scale
+    allowed: NumpyArray = ROUNDOFF[dtype] * np.abs(weight) if exact and dtype == "float32" else off
+    return allowed
+
+
+def half_steps(weight: NumpyArray, packed: Requantized) -> NumpyArray:
+    """How far each value of a weight ``[rows, columns]`` may move where it is packed in another format."""
+    steps: NumpyArray = _by_group(weight, packed.group, np.ptp) / (2**packed.bits - 1)
+    return steps / 2
+
+
+def _by_group(values: NumpyArray, group: int, reduce: Callable[..., NumpyArray]) -> NumpyArray:
+    """What ``reduce`` gives for each group of columns, at every column of it."""
+    out = np.empty_like(values)
+    for start in range(0, values.shape[1], group):
+        columns = slice(start, start + group)
+        out[:, columns] = reduce(values[:, columns], axis=1)[:, None]
+    return out
 
 
 def activation_bound(x: NumpyArray, codes: ActivationCodes) -> NumpyArray:
@@ -191,19 +247,7 @@ def activation_bound(x: NumpyArray, codes: ActivationCodes) -> NumpyArray:
     The largest magnitude has the code ``2^(bits - 1) - 1``; the quotient may be rounded once in float32.
     """
     most = 2 ** (codes.bits - 1) - 1
-    allowed = np.empty_like(x)
-    for start in range(0, x.shape[1], codes.group):
-        largest = np.abs(x[:, start : start + codes.group]).max(axis=1, keepdims=True)
-        allowed[:, start : start + codes.group] = largest * (0.5 / most + 2 * ROUNDOFF["float32"])
-    return allowed
-
-
-def half_steps(weight: NumpyArray) -> NumpyArray:
-    """How far each value of a weight ``[rows, columns]`` may move where its format is packed in another of 8 bits."""
-    allowed = np.empty_like(weight)
-    for start in range(0, weight.shape[1], REQUANTIZED_GROUP):
-        group = weight[:, start : start + REQUANTIZED_GROUP]
-        allowed[:, start : start + REQUANTIZED_GROUP] = np.ptp(group, axis=1)[:, None] / (2 * REQUANTIZED_STEPS)
+    allowed: NumpyArray = _by_group(np.abs(x), codes.group, np.max) * (0.5 / most + 2 * ROUNDOFF["float32"])
     return allowed
 
 
@@ -211,5 +255,5 @@ def _compare(got: NumpyArray, want: NumpyArray, allowed: NumpyArray, what: str) 
     expect(got.shape == want.shape, f"{what} gives {list(got.shape)}, expected {list(want.shape)}")
     broken = int((~np.isfinite(got)).sum())
     expect(broken == 0, f"{what}: {broken} of {got.size} results are NaN or infinite with {len(got)} rows")
-    excess = float((np.abs(got - want) / np.maximum(allowed, 1e-30)).max(initial=0.0))
-    expect(excess <= 1, f"{what} is off by {excess:.1f} times what rounding explains, with {len(got)} rows")
+    excess = at_most(got, want, allowed)
+    expect(excess <= 1, f"{what} is off by {excess:.3g} times what rounding explains, with {len(got)} rows")
