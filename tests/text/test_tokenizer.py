@@ -319,11 +319,47 @@ def test_folders_that_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "message"), [("{", "is not valid JSON"), ("[]", "must hold a JSON object, got list")]
+    ("content", "message"),
+    [
+        ("{", "is not valid JSON"),
+        ("[" * 100_000, "is not valid JSON"),
+        ("[]", "must hold a JSON object, got list"),
+        ('{"added_tokens_decoder": [1]}', r"has added_tokens_decoder = \[1\], expected an object of token ids and"),
+        ('{"added_tokens_decoder": {"x": {"content": "a"}}}', "has added_tokens_decoder = .*, expected an object"),
+        ('{"added_tokens_decoder": {"500": "a"}}', "has added_tokens_decoder = .*, expected an object"),
+        ('{"additional_special_tokens": 5}', "has additional_special_tokens = 5, expected a list of tokens"),
+        ('{"chat_template": 5}', "has chat_template = 5, expected a text or a list of objects with name and template"),
+        ('{"chat_template": ["a"]}', "has chat_template = .*, expected a text or a list"),
+        ('{"chat_template": [{"name": "a"}]}', "has chat_template = .*, expected a text or a list"),
+    ],
+    ids=range(10),
 )
 def test_broken_json_beside_the_tokenizer_is_refused(folder: Path, content: str, message: str) -> None:
     (folder / "tokenizer_config.json").write_text(content)
     with pytest.raises(CheckpointError, match=message):
+        load_tokenizer(Files(folder=folder))
+
+
+@pytest.mark.parametrize("value", ["x", 1.5, True, {}, [[1]], [None]], ids=str)
+@pytest.mark.parametrize("name", ["generation_config.json", "config.json"])
+def test_an_end_that_is_no_token_id_is_refused(folder: Path, name: str, value: object) -> None:
+    write(folder / name, {"eos_token_id": value})
+    with pytest.raises(CheckpointError, match=f"{name} has eos_token_id = .*, expected a token id or a list of them"):
+        load_tokenizer(Files(folder=folder))
+
+
+def test_templates_by_name(folder: Path) -> None:
+    named = [{"name": "default", "template": "a"}, {"name": "tool_use", "template": "b{{ tools[0].type }}"}]
+    write(folder / "chat_template.json", {"chat_template": named})
+    tokenizer = load_tokenizer(Files(folder=folder))
+    message = {"role": "user", "content": "hi"}
+    assert tokenizer.render_chat([message]) == "a"
+    assert tokenizer.render_chat([message], tools=[{"type": "function"}]) == "bfunction"
+
+
+def test_a_template_that_is_no_text_is_refused(folder: Path) -> None:
+    (folder / "chat_template.jinja").write_bytes(b"\xff\xfe")
+    with pytest.raises(CheckpointError, match=r"chat_template\.jinja is not valid UTF-8"):
         load_tokenizer(Files(folder=folder))
 
 

@@ -18,6 +18,7 @@ from cardan.text.gguf_tokenizer import set_bos_eos
 from cardan.text.parts import TokenizerParts
 
 _NAMED = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
+_TEMPLATE_FILE = "chat_template.json"
 
 
 def build_from_folder(folder: Path) -> TokenizerParts:
@@ -73,7 +74,7 @@ def _read_json(path: Path) -> dict[str, Any]:
         return {}
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{path} is not valid JSON: {error}. Fetch it again.") from error
     if not isinstance(value, dict):
         raise CheckpointError(f"{path} must hold a JSON object, got {type(value).__name__}. Fetch it again.")
@@ -98,53 +99,94 @@ def _special_tokens(config: Mapping[str, Any], special_map: Mapping[str, Any]) -
 
 def _add_missing(backend: Backend, config: Mapping[str, Any], special: Mapping[str, str]) -> None:
     """Add the tokens that the other files name and ``tokenizer.json`` lacks, and mark the named ones special."""
-    declared = config.get("added_tokens_decoder") or {}
-    for index, spec in sorted(declared.items(), key=lambda item: int(item[0])):
+    for index, spec in _declared_tokens(config):
         text = _text_of(spec)
         if text is None or backend.token_to_id(text) is not None:
             continue
         flags = {key: bool(spec[key]) for key in ("lstrip", "rstrip", "single_word", "normalized") if key in spec}
         token = AddedToken(text, special=bool(spec.get("special")), **flags)
         backend.add_special_tokens([token]) if token.special else backend.add_tokens([token])
-        if backend.token_to_id(text) != int(index):
+        if backend.token_to_id(text) != index:
             raise CheckpointError(
                 f"tokenizer_config.json gives {text!r} the id {index}, but tokenizer.json has room for it only at "
                 f"{backend.token_to_id(text)}. The two files belong to different models; fetch both again."
             )
     marked = {token.content for token in backend.get_added_tokens_decoder().values() if token.special}
-    extra = [_text_of(value) for value in config.get("additional_special_tokens") or ()]
+    additional = config.get("additional_special_tokens") or []
+    if not isinstance(additional, list):
+        raise _wrong("tokenizer_config.json", "additional_special_tokens", additional, "a list of tokens")
+    extra = [_text_of(value) for value in additional]
     wanted = [text for text in (*special.values(), *extra) if text is not None and text not in marked]
     known = [text for text in wanted if backend.token_to_id(text) is not None]
     backend.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in dict.fromkeys(known)])
 
 
+def _declared_tokens(config: Mapping[str, Any]) -> list[tuple[int, Any]]:
+    """What ``added_tokens_decoder`` holds, by id."""
+    declared = config.get("added_tokens_decoder") or {}
+    fits = isinstance(declared, Mapping) and all(key.isdecimal() for key in declared)
+    if not fits or not all(isinstance(spec, Mapping) for spec in declared.values()):
+        raise _wrong("tokenizer_config.json", "added_tokens_decoder", declared, "an object of token ids and tokens")
+    return sorted(((int(key), spec) for key, spec in declared.items()), key=lambda entry: entry[0])
+
+
 def _end_ids(folder: Path) -> frozenset[int]:
     """The EOS ids of ``generation_config.json``, or of ``config.json`` where that says nothing."""
     for name in ("generation_config.json", "config.json"):
-        found = end_ids_of(_read_json(folder / name))
+        found = end_ids_of(_read_json(folder / name), name)
         if found:
             return found
     return frozenset()
 
 
-def end_ids_of(generation_config: Mapping[str, Any]) -> frozenset[int]:
-    """The ids under ``eos_token_id``: one, a list, or none."""
-    value = generation_config.get("eos_token_id")
+def end_ids_of(config: Mapping[str, Any], file_name: str = "generation_config.json") -> frozenset[int]:
+    """The ids under ``eos_token_id``: one, a list, or none.
+
+    Raises:
+        CheckpointError: there is something else.
+    """
+    value = config.get("eos_token_id")
     if value is None:
         return frozenset()
-    return frozenset(int(index) for index in (value if isinstance(value, list | tuple) else (value,)))
+    ids = value if isinstance(value, list | tuple) else (value,)
+    if not all(type(index) is int for index in ids):
+        raise _wrong(file_name, "eos_token_id", value, "a token id or a list of them")
+    return frozenset(ids)
 
 
 def _templates(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
     templates: dict[str, str] = {}
-    for value in (config.get("chat_template"), _read_json(folder / "chat_template.json").get("chat_template")):
-        if isinstance(value, str):
-            templates["default"] = value
-        elif isinstance(value, list):
-            templates.update({str(entry["name"]): str(entry["template"]) for entry in value})
+    for file_name, given in (("tokenizer_config.json", config), (_TEMPLATE_FILE, _read_json(folder / _TEMPLATE_FILE))):
+        templates.update(_named_templates(given.get("chat_template"), file_name))
     path = folder / "chat_template.jinja"
     if path.is_file():
-        templates["default"] = path.read_text(encoding="utf-8")
+        templates["default"] = _read_text(path)
     for extra in sorted((folder / "additional_chat_templates").glob("*.jinja")):
-        templates[extra.stem] = extra.read_text(encoding="utf-8")
+        templates[extra.stem] = _read_text(extra)
     return templates
+
+
+def _named_templates(value: Any, file_name: str) -> dict[str, str]:
+    """Templates by name: one text is the default, a list names each."""
+    if value is None:
+        return {}
+    if isinstance(value, str):
+        return {"default": value}
+    named = {}
+    for entry in value if isinstance(value, list) else [value]:
+        name, text = (entry.get("name"), entry.get("template")) if isinstance(entry, Mapping) else (None, None)
+        if not isinstance(name, str) or not isinstance(text, str):
+            raise _wrong(file_name, "chat_template", value, "a text or a list of objects with name and template")
+        named[name] = text
+    return named
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except ValueError as error:
+        raise CheckpointError(f"{path} is not valid UTF-8: {error}. Fetch it again.") from error
+
+
+def _wrong(file_name: str, key: str, value: object, expected: str) -> CheckpointError:
+    return CheckpointError(f"{file_name} has {key} = {str(value)[:80]}, expected {expected}. Fetch it again.")
