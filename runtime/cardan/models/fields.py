@@ -13,6 +13,11 @@ from cardan.errors import ModelConfigError
 REQUIRED: Any = object()
 """Stands for "this field has no default"."""
 
+GREATEST_INTEGER = 2**31 - 1
+"""Sizes and positions are 32-bit numbers."""
+GREATEST_NUMBER = 3e38
+"""What 32-bit floating point holds."""
+
 
 class ConfigFields:
     """The fields of one config, or of a group inside it.
@@ -41,8 +46,8 @@ class ConfigFields:
         shown = got if len(got) <= 200 else got[:200] + " …"
         raise ModelConfigError(f"The model's config has {path} = {shown}, expected {expected}. {hint}")
 
-    def integer(self, name: str, default: int = REQUIRED, minimum: int = 1) -> int:
-        """An integer of at least ``minimum``."""
+    def integer(self, name: str, default: int = REQUIRED, minimum: int = 1, maximum: int = GREATEST_INTEGER) -> int:
+        """An integer from ``minimum`` to ``maximum``."""
         value = self._config.get(name)
         if value is None and default is not REQUIRED:
             return default
@@ -50,6 +55,8 @@ class ConfigFields:
             value = int(value)
         if not isinstance(value, int) or isinstance(value, bool) or value < minimum:
             self.refuse(name, f"an integer of at least {minimum}")
+        if value > maximum:
+            self.refuse(name, f"an integer of at most {maximum}")
         return value
 
     def optional_integer(self, name: str, minimum: int = 1) -> int | None:
@@ -63,6 +70,8 @@ class ConfigFields:
             return default
         if not isinstance(value, int | float) or isinstance(value, bool) or not value > above:
             self.refuse(name, f"a number above {above:g}")
+        if value > GREATEST_NUMBER:
+            self.refuse(name, f"a number of at most {GREATEST_NUMBER:g}")
         return float(value)
 
     def optional_number(self, name: str, above: float = 0.0) -> float | None:

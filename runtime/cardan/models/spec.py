@@ -67,6 +67,10 @@ SANDWICH_NORMS = BlockNorms(
 )
 
 
+MOST_LAYERS = 4096
+"""Far beyond any model; each layer of a config costs memory before its weights are looked for."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderSizes:
     """The sizes that every family has.
@@ -108,7 +112,7 @@ class DecoderSizes:
         return cls(
             hidden=hidden,
             intermediate=fields.integer("intermediate_size"),
-            layers=fields.integer("num_hidden_layers"),
+            layers=fields.integer("num_hidden_layers", maximum=MOST_LAYERS),
             vocab=fields.integer("vocab_size"),
             q_heads=q_heads,
             kv_heads=kv_heads,
