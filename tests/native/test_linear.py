@@ -10,10 +10,9 @@ import pytest
 kernels = pytest.importorskip("cardan_native")
 
 from native_bench import from_bits, to_bits  # noqa: E402
-from native_linears import DENSE, GROUPED, Weight, make, pack, read  # noqa: E402
+from native_linears import DENSE, GROUPED, STEPS, Weight, drawn_view, make, pack, read  # noqa: E402
 
 from cardan.quantization import FORMATS, dequantize  # noqa: E402
-from cardan.testing.conformance.linear_checks import make_view  # noqa: E402
 
 VARIANTS = kernels.available()
 TOKENS = (0, 1, 2, 3, 5, 8, 9, 16, 17, 33)
@@ -45,7 +44,7 @@ def check(weight: Weight, x: np.ndarray, bound: np.ndarray) -> None:
     assert (worst <= 0).all(), f"{len(x)} rows: off by {np.abs(got - want).max():.3g}, allowed {bound.min():.3g}"
 
 
-@pytest.mark.parametrize("fmt", (*DENSE, *GROUPED))
+@pytest.mark.parametrize("fmt", [*DENSE, *GROUPED])
 def test_float_activations_give_what_float32_sums_can(native, fmt: str) -> None:
     for index, columns in enumerate(columns_of(fmt)):
         weight = make(native, fmt, (OUTER[index % 5], columns), bias=bool(index % 2), seed=index)
@@ -54,64 +53,65 @@ def test_float_activations_give_what_float32_sums_can(native, fmt: str) -> None:
             check(weight, x, weight.float_bound(x))
 
 
+@pytest.mark.parametrize("activations", STEPS)
 @pytest.mark.parametrize("fmt", GROUPED)
-def test_int8_activations_are_off_by_half_a_step_at_most(native, fmt: str) -> None:
+def test_rounded_activations_are_off_by_half_a_step_at_most(native, fmt: str, activations: str) -> None:
     for index, columns in enumerate(columns_of(fmt)):
         shape = (OUTER[index % 5], columns)
-        weight = make(native, fmt, shape, activations="int8", bias=bool(index % 2), seed=index)
+        weight = make(native, fmt, shape, activations=activations, bias=bool(index % 2), seed=index)
         for tokens in TOKENS:
             x = rows_of_x(tokens, columns)
-            check(weight, x, weight.int8_bound(x))
+            check(weight, x, weight.bound(x, activations))
 
 
+@pytest.mark.parametrize("activations", STEPS)
 @pytest.mark.parametrize("fmt", GROUPED)
-def test_activations_that_int8_holds_are_multiplied_exactly(native, fmt: str) -> None:
-    weight = make(native, fmt, (37, 1024 + 2 * FORMATS[fmt].block_elements), activations="int8")
-    rng = np.random.default_rng(1)
+def test_activations_that_steps_hold_are_multiplied_exactly(native, fmt: str, activations: str) -> None:
+    weight = make(native, fmt, (37, 1024 + 5 * FORMATS[fmt].block_elements), activations=activations, seed=2)
+    rng, steps = np.random.default_rng(1), STEPS[activations]
     for tokens in TOKENS:
-        x = rng.integers(-127, 128, (tokens, weight.values.shape[1])).astype(np.float64)
-        x[:, ::32] = 127.0  # so that each group's step is 1
+        x = rng.integers(-steps, steps + 1, (tokens, weight.values.shape[1])).astype(np.float64)
+        x[:, ::32] = steps  # so that each group's step is 1
+        x[:, 1::32] = -steps
         check(weight, x, weight.float_bound(x))
 
 
-@pytest.mark.parametrize("dtype", ("bfloat16", "float16"))
-@pytest.mark.parametrize("fmt", ("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q6_K", "Q8_0"))
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("fmt", ["F32", "F16", "BF16", "Q4_0", "Q4_1", "Q6_K", "Q8_0"])
 def test_narrow_activations(native, fmt: str, dtype: str) -> None:
     columns = columns_of(fmt)[-1]
-    for activations in ("float", "int8"):
+    for activations in ("float", *(STEPS if fmt in GROUPED else ())):
         weight = make(native, fmt, (37, columns), dtype=dtype, activations=activations, bias=True)
-        bound = weight.int8_bound if activations == "int8" and fmt in GROUPED else weight.float_bound
         for tokens in TOKENS:
             x = rows_of_x(tokens, columns)
-            check(weight, x, bound(x))
+            check(weight, x, weight.bound(x, activations))
 
 
-@pytest.mark.parametrize("activations", ("float", "int8"))
-@pytest.mark.parametrize("fmt", ("F32", "BF16", "Q4_1", "Q6_K", "AFFINE8_128_F32"))
+@pytest.mark.parametrize("activations", ["float", "int8", "int16"])
+@pytest.mark.parametrize("fmt", ["F32", "BF16", "Q4_1", "Q6_K", "AFFINE8_128_F32"])
 def test_many_rows_and_rows_of_several_tensors(native, fmt: str, activations: str) -> None:
-    rng = np.random.default_rng(3)
     columns = columns_of(fmt)[-1]
-    views = tuple(make_view(fmt, rows, columns, rng) for rows in (5, 1, 64))
+    views = tuple(drawn_view(fmt, rows, columns, 3) for rows in (5, 1, 64))
     weight = pack(native, views, "float32", activations, bias=True)
-    quantized = activations == "int8" and fmt in GROUPED
+    kind = activations if fmt in GROUPED else "float"
     for tokens in (128, 129, 257):
         x = rows_of_x(tokens, columns)
-        check(weight, x, weight.int8_bound(x) if quantized else weight.float_bound(x))
+        check(weight, x, weight.bound(x, kind))
 
 
-@pytest.mark.parametrize("fmt", (*DENSE, *GROUPED))
+@pytest.mark.parametrize("fmt", [*DENSE, *GROUPED])
 def test_gathered_rows_are_the_checkpoints_own_bit_for_bit(native, fmt: str) -> None:
     columns = columns_of(fmt)[-1]
-    view = make_view(fmt, 37, columns, np.random.default_rng(5))
+    view = drawn_view(fmt, 37, columns, 5)
     weight = pack(native, (view,), "float32", "float")
     ids = np.array([36, 0, 17, 17, 1], dtype=np.int32)
     got = np.array(weight.packed.gather(native.Tensor.from_bits(ids, "int32")).bits())
     assert np.array_equal(got.view(np.uint32), dequantize(view)[ids].view(np.uint32))
 
 
-@pytest.mark.parametrize("fmt", ("F32", "F16", "BF16", "Q4_1"))
+@pytest.mark.parametrize("fmt", ["F32", "F16", "BF16", "Q4_1"])
 def test_gathered_rows_are_rounded_once_to_narrow_activations(native, fmt: str) -> None:
-    view = make_view(fmt, 20, 64, np.random.default_rng(6))
+    view = drawn_view(fmt, 20, 64, 6)
     for dtype in ("bfloat16", "float16"):
         packed = pack(native, (view,), dtype, "float").packed
         got = np.array(packed.gather(native.Tensor.from_bits(np.arange(20, dtype=np.int32), "int32")).bits())
@@ -121,7 +121,7 @@ def test_gathered_rows_are_rounded_once_to_narrow_activations(native, fmt: str) 
 def test_every_eight_bit_float_is_exact(native) -> None:
     codes = np.arange(256, dtype=np.uint8)
     for fmt in ("F8_E4M3", "F8_E5M2"):
-        view = replace(make_view(fmt, 1, 1, np.random.default_rng(0)), shape=(8, 32), data=codes.data)
+        view = replace(drawn_view(fmt, 1, 1, 0), shape=(8, 32), data=codes.data)
         got = pack(native, (view,), "float32", "float").packed.gather(
             native.Tensor.from_bits(np.arange(8, dtype=np.int32), "int32")
         )
@@ -131,17 +131,19 @@ def test_every_eight_bit_float_is_exact(native) -> None:
 def test_ids_outside_the_table_give_nan_and_touch_nothing(native) -> None:
     weight = make(native, "Q4_0", (20, 64))
     got = read(weight.packed.gather(native.Tensor.from_bits(np.array([-1, 3, 20], dtype=np.int32), "int32")))
-    assert np.isnan(got[[0, 2]]).all() and np.isfinite(got[1]).all()
+    assert np.isnan(got[[0, 2]]).all()
+    assert np.isfinite(got[1]).all()
 
 
-@pytest.mark.parametrize("activations", ("float", "int8"))
-@pytest.mark.parametrize("fmt", ("BF16", "Q4_0"))
+@pytest.mark.parametrize("activations", ["float", "int8", "int16"])
+@pytest.mark.parametrize("fmt", ["BF16", "Q4_0"])
 def test_residual_and_float32_results(native, fmt: str, activations: str) -> None:
     weight = make(native, fmt, (37, 96), dtype="bfloat16", activations=activations, bias=True)
     for tokens in (1, 9):
         x, residual = rows_of_x(tokens, 96), rows_of_x(tokens + 100, 37)[:tokens]
         plain = read(weight.packed.apply_float32(weight.tensor(x)))
-        assert np.abs(plain - weight.exact(x)).max() < (1e-5 if activations == "float" or fmt == "BF16" else 1.0)
+        bound = weight.bound(x, "float" if fmt == "BF16" else activations)
+        assert (np.abs(plain - weight.exact(x)) <= bound).all()
         added = weight.packed.apply_add(weight.tensor(x), weight.tensor(residual))
         held = from_bits(to_bits(residual, "bfloat16"), "bfloat16").astype(np.float32)
         assert np.array_equal(np.array(added.bits()), to_bits(plain.astype(np.float32) + held, "bfloat16"))

@@ -18,7 +18,7 @@ from cardan_cpu.native_linear import NativeLinear  # noqa: E402
 KINDS = tuple(
     (fmt, activations)
     for fmt in ("F32", "F16", "BF16", "F8_E4M3", "Q4_0", "Q4_1", "Q5_1", "Q2_K", "Q6_K", "Q8_0", "AFFINE4_128_F32")
-    for activations in ("float", "int8")
+    for activations in ("float", "int8", "int16")
     if fmt in GROUPED or activations == "float"
 )
 COLUMNS = 1280
@@ -74,8 +74,8 @@ def test_a_row_is_the_same_among_others(native, fmt: str, activations: str) -> N
         assert np.array_equal(bits(weight, x[-tokens:]), together[-tokens:]), f"the last {tokens} rows"
 
 
-@pytest.mark.parametrize("columns", (1, 5, 15, 16, 17, 33, 63, 70))
-@pytest.mark.parametrize("fmt", ("F32", "F16", "BF16", "F8_E5M2"))
+@pytest.mark.parametrize("columns", [1, 5, 15, 16, 17, 33, 63, 70])
+@pytest.mark.parametrize("fmt", ["F32", "F16", "BF16", "F8_E5M2"])
 def test_memory_around_activations_is_never_read(native, fmt: str, columns: int) -> None:
     for dtype in ("float32", "bfloat16"):
         weight = make(native, fmt, (19, columns), dtype=dtype)
@@ -137,7 +137,7 @@ def test_what_cannot_be_packed_is_refused(native) -> None:
         linear.pack((view,), spec(rows=9), None)
     with pytest.raises(UnsupportedError, match=r"w has tensors of Q4_0, Q8_0\. Pack one format at a time\."):
         linear.pack((view, make_view("Q8_0", 8, 64, rng)), spec(rows=16), None)
-    with pytest.raises(UnsupportedError, match=r"activations must be one of int8, float, got 'int4'\."):
+    with pytest.raises(UnsupportedError, match=r"activations must be one of int16, int8, float, got 'int4'\."):
         NativeLinear(native, "int4")
 
 
@@ -158,7 +158,7 @@ def test_the_kernels_refuse_what_does_not_fit(native) -> None:
         native.pack_linear("Q4_0", raw, [2], 33, "float32")
     with pytest.raises(ValueError, match=r"no linear here takes the format Q9"):
         native.pack_linear("Q9", raw, [2], 32, "float32")
-    with pytest.raises(ValueError, match=r"activations must be int8 or float, got 'int4'"):
+    with pytest.raises(ValueError, match=r"activations must be int8, int16 or float, got 'int4'"):
         native.pack_linear("Q4_0", raw, [2], 32, "float32", None, "int4")
     with pytest.raises(ValueError, match=r"1 parts need as many counts of rows, got 2"):
         native.pack_linear("Q4_0", raw, [2, 3], 32, "float32")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cache
 from types import ModuleType
 from typing import Any
 
@@ -28,6 +29,9 @@ GROUPED = (
 EPS = 2.0**-24
 ROUNDOFF = {"float32": 2.0**-24, "bfloat16": 2.0**-8, "float16": 2.0**-11}
 """Half a unit in the last place, relative to the value."""
+
+STEPS = {"int8": 127, "int16": 127 * 256 + 127}
+"""Into how many steps activations divide the largest magnitude of a group."""
 
 CODE_BYTES = {"Q4_1": (4, 20), "Q5_1": (4, 24), "Q2_K": (16, 80), "Q4_K": (16, 144), "Q5_K": (16, 176)}
 """Where blocks with minimums keep their codes."""
@@ -74,11 +78,14 @@ class Weight:
         sums = (columns + 8) * EPS * (held @ self.parts.T + (0.0 if self.bias is None else np.abs(self.bias)))
         return sums * 1.01 + 2 * ROUNDOFF[self.dtype] * np.abs(self.exact(x)) + 1e-30
 
-    def int8_bound(self, x: np.ndarray) -> np.ndarray:
-        """Of int8 activations: each moves by half a step, which is 1/127 of its group's largest magnitude."""
+    def bound(self, x: np.ndarray, activations: str) -> np.ndarray:
+        """Of rounded activations: each moves by half a step, which is a share of its group's largest magnitude."""
+        if activations not in STEPS:
+            return self.float_bound(x)
         held = np.abs(from_bits(to_bits(x, self.dtype), self.dtype))
-        step = held.reshape(len(held), held.shape[1] // 32, 32).max(axis=2).repeat(32, axis=1) / 127
-        return (0.5 + 1e-4) * (step @ np.abs(self.values).T) + 2 * self.float_bound(x)
+        largest = held.reshape(len(held), held.shape[1] // 32, 32).max(axis=2).repeat(32, axis=1)
+        moved = (0.5 / STEPS[activations] + 2 * EPS) * (largest @ np.abs(self.values).T)
+        return moved * (1 + 1e-4) + 2 * self.float_bound(x)
 
 
 def read(tensor: Any) -> np.ndarray:
@@ -97,8 +104,13 @@ def make(
     seed: int = 0,
 ) -> Weight:
     """A random weight of a format."""
-    rng = np.random.default_rng(seed)
-    return pack(native, (make_view(fmt, *shape, rng),), dtype, activations, bias=bias)
+    return pack(native, (drawn_view(fmt, *shape, seed),), dtype, activations, bias=bias)
+
+
+@cache
+def drawn_view(fmt: str, rows: int, columns: int, seed: int) -> TensorView:
+    """A random tensor, drawn once: blocks without a writer are drawn until they have tame values."""
+    return make_view(fmt, rows, columns, np.random.default_rng(seed))
 
 
 def pack(

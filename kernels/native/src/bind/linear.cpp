@@ -11,10 +11,11 @@ namespace {
 
 using Bytes = nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
-bool takes_int8(const std::string& activations) {
-  if (activations != "int8" && activations != "float")
-    throw std::invalid_argument("pack_linear: activations must be int8 or float, got '" + activations + "'");
-  return activations == "int8";
+Activations activations_of(const std::string& name) {
+  if (name == "float") return Activations::kFloat;
+  if (name == "int8") return Activations::kInt8;
+  if (name == "int16") return Activations::kInt16;
+  throw std::invalid_argument("pack_linear: activations must be int8, int16 or float, got '" + name + "'");
 }
 
 Weight pack_linear(const std::string& format, const std::vector<Bytes>& parts, const std::vector<int64_t>& rows,
@@ -26,7 +27,7 @@ Weight pack_linear(const std::string& format, const std::vector<Bytes>& parts, c
   request.format = format;
   request.columns = in_features;
   request.dtype = dtype_of(dtype);
-  request.int8_activations = takes_int8(activations);
+  request.activations = activations_of(activations);
   request.bias = bias;
   for (size_t i = 0; i < parts.size(); ++i)
     request.parts.push_back({parts[i].data(), static_cast<int64_t>(parts[i].size()), rows[i]});
@@ -41,8 +42,10 @@ void bind_linear(nb::module_& module) {
       .def_prop_ro("num_bytes", &PackedLinear::num_bytes, "Bytes of codes, scales and bias.")
       .def_prop_ro("rows", [](const PackedLinear& x) { return x.rows; }, "Output features.")
       .def_prop_ro("columns", [](const PackedLinear& x) { return x.columns; }, "Inner features.")
-      .def_prop_ro("int8_activations", [](const PackedLinear& x) { return x.int8_activations; },
-                   "Whether activations are quantized before they are multiplied.");
+      .def_prop_ro("activations", [](const PackedLinear& x) {
+                     return x.activations == Activations::kInt8 ? "int8" : x.activations == Activations::kInt16 ? "int16" : "float";
+                   },
+                   "What activations are rounded to before they are multiplied: int8, int16, or float for nothing.");
   module.def("packable_formats", &packable_formats, "Names of the formats that pack_linear takes.");
   module.def("pack_linear", &pack_linear, nb::arg("format"), nb::arg("parts"), nb::arg("rows"), nb::arg("in_features"),
              nb::arg("dtype"), nb::arg("bias") = nb::none(), nb::arg("activations") = "float",

@@ -14,14 +14,14 @@ void keep_recorded(const Weight& weight) {
 }
 
 int64_t scratch_bytes(const PackedLinear& weight, const Rows& x) {
-  if (weight.int8_activations) return int8_rows_bytes(weight, x.rows);
+  if (weight.activations != Activations::kFloat) return int8_rows_bytes(weight, x.rows);
   if (takes_bf16_pairs(weight, x.dtype)) return bf16_rows_bytes(x);
   const int64_t sums = weight.has_minimums ? x.rows * (weight.columns / weight.unit()) * 4 : 0;
   return float_rows_bytes(x) + sums;
 }
 
 void run(const LinearCall& call, Pool& pool) {
-  if (call.weight->int8_activations)
+  if (call.weight->activations != Activations::kFloat)
     linear_int8(call, pool);
   else if (takes_bf16_pairs(*call.weight, call.x.dtype))
     linear_bf16_pairs(call, pool);

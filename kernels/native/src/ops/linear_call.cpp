@@ -34,10 +34,18 @@ void widen_row(const T* from, int64_t width, float* to) {
 
 vf magnitude(vf value) { return (vf)((vi)value & 0x7fffffff); }
 
-// Codes of 32 elements and their scale. NaN and infinity make the scale NaN.
-template <class T>
-float quantize_group(const T* from, int8_t* codes) {
+constexpr float kInt8Steps = 127.0f, kInt16Steps = 127.0f * 256.0f + 127.0f;
+
+void store_bytes(int8_t* to, vi values) {
   typedef int8_t few_bytes __attribute__((vector_size(kLanes)));
+  const few_bytes bytes = __builtin_convertvector(values, few_bytes);
+  std::memcpy(to, &bytes, sizeof bytes);
+}
+
+// Codes of 32 elements, in one plane or (where `upper` is not null) in two, and their scale; adds codes to the sums of
+// their units. NaN and infinity make the scale NaN.
+template <class T>
+float quantize_group(const T* from, int8_t* codes, int8_t* upper, int64_t unit, int32_t* sums) {
   constexpr int kVectors = static_cast<int>(kGroup) / kLanes;
   vf values[kVectors], most = splat(0.0f), poison = splat(0.0f);
   for (int v = 0; v < kVectors; ++v) {
@@ -45,33 +53,36 @@ float quantize_group(const T* from, int8_t* codes) {
     most = larger(magnitude(values[v]), most);
     poison = poison + values[v] * 0.0f;
   }
-  const float largest = max_lanes(most), inverse = largest > kSmallest ? 127.0f / largest : 0.0f;
+  const float largest = max_lanes(most), steps = upper ? kInt16Steps : kInt8Steps;
+  const float inverse = largest > kSmallest ? steps / largest : 0.0f;
   for (int v = 0; v < kVectors; ++v) {
     const vf shifted = values[v] * inverse + 12582912.0f;  // 1.5 * 2^23: the low bits are the rounded integer
     const vi rounded = (vi)shifted - splat_int(0x4b400000);
-    const few_bytes narrow_codes = __builtin_convertvector(rounded, few_bytes);
-    std::memcpy(codes + v * kLanes, &narrow_codes, sizeof narrow_codes);
+    const vi high = upper ? (rounded + 128) >> 8 : vi{};
+    if (upper) store_bytes(upper + v * kLanes, high);
+    store_bytes(codes + v * kLanes, rounded - (high << 8));
+    for (int lane = 0; lane < kLanes; ++lane) sums[v * kLanes / unit] += rounded[lane];
   }
-  const float scale = largest > kSmallest ? largest / 127.0f : 0.0f;
+  const float scale = largest > kSmallest ? largest / steps : 0.0f;
   return scale + sum_lanes(poison);
 }
 
-int32_t sum_codes(const int8_t* codes, int64_t count) {
-  int32_t sum = 0;
-  for (int64_t i = 0; i < count; ++i) sum += codes[i];
-  return sum;
-}
-
 template <class T>
-void quantize_row(const T* from, const PackedLinear& weight, int8_t* codes, float* scales, char* sums) {
-  const int64_t unit = weight.unit();
-  for (int64_t group = 0; group < weight.columns / kGroup; ++group) {
-    const float scale = quantize_group(from + group * kGroup, codes + group * kGroup);
+void quantize_row(const T* from, const PackedLinear& weight, const Int8Rows& to) {
+  const int64_t unit = weight.unit(), units = kGroup / unit;
+  const bool two_planes = weight.activations == Activations::kInt16;
+  auto* codes = const_cast<int8_t*>(to.codes);
+  auto* scales = const_cast<float*>(to.scales);
+  auto* out = static_cast<char*>(const_cast<void*>(to.sums));
+  for (int64_t group = 0; group < weight.columns / kGroup; ++group, codes += kGroup, out += 4 * units) {
+    int32_t sums[2] = {};
+    const float scale =
+        quantize_group(from + group * kGroup, codes, two_planes ? codes + to.plane_stride : nullptr, unit, sums);
     scales[group] = scale;
-    for (int64_t at = group * kGroup; at < (group + 1) * kGroup; at += unit, sums += 4) {
-      const int32_t sum = sum_codes(codes + at, unit), shifted = -weight.offset * sum;
-      const float scaled = scale * static_cast<float>(sum);
-      std::memcpy(sums, weight.has_minimums ? static_cast<const void*>(&scaled) : &shifted, 4);
+    for (int64_t i = 0; i < units; ++i) {
+      const int32_t shifted = -weight.offset * sums[i];
+      const float scaled = scale * static_cast<float>(sums[i]);
+      std::memcpy(out + 4 * i, weight.has_minimums ? static_cast<const void*>(&scaled) : &shifted, 4);
     }
   }
 }
@@ -106,7 +117,8 @@ int64_t float_rows_bytes(const Rows& x) {
 }
 
 int64_t int8_rows_bytes(const PackedLinear& weight, int64_t rows) {
-  return padded_rows(rows) * (weight.columns + weight.columns / kGroup * 4 + weight.columns / weight.unit() * 4);
+  const int64_t planes = weight.activations == Activations::kInt16 ? 2 : 1;
+  return padded_rows(rows) * (planes * weight.columns + weight.columns / kGroup * 4 + weight.columns / weight.unit() * 4);
 }
 
 FloatRows widen_rows_of(const LinearCall& call, Pool& pool) {
@@ -125,23 +137,25 @@ FloatRows widen_rows_of(const LinearCall& call, Pool& pool) {
 
 Int8Rows quantize_rows_of(const LinearCall& call, Pool& pool) {
   const PackedLinear& weight = *call.weight;
-  const Rows& x = call.x;
-  const int64_t groups = weight.columns / kGroup, units = weight.columns / weight.unit(), rows = padded_rows(x.rows);
-  auto* codes = reinterpret_cast<int8_t*>(call.scratch);
-  auto* scales = reinterpret_cast<float*>(codes + rows * weight.columns);
-  char* sums = reinterpret_cast<char*>(scales + rows * groups);
-  for_each_row(x.rows, x.width, pool, [&](int64_t row) {
-    int8_t* to = codes + row * weight.columns;
-    float* scale = scales + row * groups;
-    char* sum = sums + row * units * 4;
-    if (x.dtype == DType::kF32)
-      quantize_row(x.at<float>(row), weight, to, scale, sum);
-    else if (x.dtype == DType::kBF16)
-      quantize_row(x.at<bf16>(row), weight, to, scale, sum);
+  const int64_t rows = padded_rows(call.x.rows), planes = weight.activations == Activations::kInt16 ? 2 : 1;
+  Int8Rows out;
+  out.code_stride = weight.columns;
+  out.plane_stride = rows * weight.columns;
+  out.scale_stride = weight.columns / kGroup;
+  out.sum_stride = weight.columns / weight.unit();
+  out.codes = reinterpret_cast<const int8_t*>(call.scratch);
+  out.scales = reinterpret_cast<const float*>(call.scratch + planes * out.plane_stride);
+  out.sums = out.scales + rows * out.scale_stride;
+  for_each_row(call.x.rows, call.x.width, pool, [&](int64_t row) {
+    const Int8Rows to = rows_from(out, row);
+    if (call.x.dtype == DType::kF32)
+      quantize_row(call.x.at<float>(row), weight, to);
+    else if (call.x.dtype == DType::kBF16)
+      quantize_row(call.x.at<bf16>(row), weight, to);
     else
-      quantize_row(x.at<f16>(row), weight, to, scale, sum);
+      quantize_row(call.x.at<f16>(row), weight, to);
   });
-  return {codes, scales, sums, weight.columns, groups, units};
+  return out;
 }
 
 void finish(const LinearCall& call, int64_t panel, int64_t first, int64_t rows, const float* sums) {

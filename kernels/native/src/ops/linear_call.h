@@ -19,14 +19,23 @@ struct FloatRows {
   int64_t stride = 0;
 };
 
-// Rows quantized by groups of 32: value = scale * code. `sums` has one entry for each unit of the weight: scale times
+// Rows quantized by groups of 32: value = scale * code, and code = 256 * that of the second plane + that of the first. `sums` has one entry for each unit of the weight: scale times
 // the sum of the unit's codes where the weight has minimums, as float32; else that sum times -offset, as int32.
 struct Int8Rows {
   const int8_t* codes = nullptr;
   const float* scales = nullptr;
   const void* sums = nullptr;
-  int64_t code_stride = 0, scale_stride = 0, sum_stride = 0;
+  int64_t code_stride = 0, plane_stride = 0, scale_stride = 0, sum_stride = 0;
 };
+
+// The rows from one on.
+inline Int8Rows rows_from(const Int8Rows& x, int64_t row) {
+  Int8Rows out = x;
+  out.codes += row * x.code_stride;
+  out.scales += row * x.scale_stride;
+  out.sums = static_cast<const char*>(x.sums) + row * x.sum_stride * 4;
+  return out;
+}
 
 // Rows of activations that one piece of work covers, and the panels of one output of a call in pieces.
 inline constexpr int64_t kRowBlock = 128;

@@ -1,5 +1,5 @@
-// Products with activations quantized to int8: integers within a unit (32 inner elements, or 16 where scales are that
-// close), float32 between units, in the same order whatever the number of rows.
+// Products with activations quantized to int8, or to int16 as two planes of int8: integers within a unit (32 inner
+// elements, or 16 where scales are that close), float32 between units, in the same order whatever the number of rows.
 
 #include <algorithm>
 #include <type_traits>
@@ -29,10 +29,19 @@ struct Piece {
 template <int kRows>
 using Sums = vi[kRows][kPanelVectors];
 
+// What a kernel is compiled for.
+struct Kernel {
+  Codes codes;
+  bool expanded;  // codes are bytes already
+  int units;      // of a group
+  bool minimums;
+  int planes;  // of activations
+};
+
 // Adds the products of some lines, four inner elements each, for each row.
-template <Codes kCodes, bool kExpanded, int kLines, int kRows>
+template <Kernel kKernel, int kLines, int kRows>
 inline void add_lines(const uint8_t* group, int first, const int8_t* x, int64_t stride, Sums<kRows>& sums) {
-  constexpr Codes kStored = kExpanded ? Codes::kByte : kCodes;
+  constexpr Codes kCodes = kKernel.codes, kStored = kKernel.expanded ? Codes::kByte : kCodes;
 #if defined(__AVX512VNNI__)
   // Two chains where rows are few: one would wait for itself.
   Sums<kRows> others = {};
@@ -51,7 +60,7 @@ inline void add_lines(const uint8_t* group, int first, const int8_t* x, int64_t 
     for (int row = 0; row < kRows; ++row)
       for (int v = 0; v < kPanelVectors; ++v) sums[row][v] += others[row][v];
 #else
-  // Sums of two products of 4-bit codes are at most 3,810: eight of them fit 16 bits, and four of 5-bit codes, two of
+  // Sums of two products of 4-bit codes are at most 3,840: eight of them fit 16 bits, and four of 5-bit codes, two of
   // 6-bit ones. Codes of 8 bits are taken as two of 4.
   constexpr bool kSplit = kCodes == Codes::kByte;
   constexpr int kLinesThatFit = std::min(kLines, kCodes == Codes::kSix ? 2 : kCodes == Codes::kFive ? 4 : 8);
@@ -98,28 +107,36 @@ inline void add_unit(const Piece& piece, int64_t unit, int64_t group, const Int8
   }
 }
 
+// What the sums of one unit begin with.
+template <bool kMinimums>
+inline int32_t start_of(const Int8Rows& x, int row, int64_t unit) {
+  if constexpr (kMinimums) return 0;
+  return static_cast<const int32_t*>(x.sums)[row * x.sum_stride + unit];
+}
+
 // acc[rows][16] += one piece of a panel times kRows rows.
-template <Codes kCodes, bool kExpanded, int kUnits, bool kMinimums, int kRows>
+template <Kernel kKernel, int kRows>
 void multiply(const Piece& piece, const Int8Rows& x, float* acc) {
   vf totals[kRows][kPanelVectors];
   for (int row = 0; row < kRows; ++row)
     for (int v = 0; v < kPanelVectors; ++v) totals[row][v] = load(acc + row * kPanel + v * kLanes);
   const uint8_t* codes = piece.codes;
   const int8_t* values = x.codes;
+  constexpr int kLines = 8 / kKernel.units;
   for (int64_t group = 0; group < piece.groups; ++group, values += kGroup) {
 #pragma GCC unroll 2
-    for (int part = 0; part < kUnits; ++part) {
-      const int64_t unit = group * kUnits + part;
-      Sums<kRows> sums;
-      for (int row = 0; row < kRows; ++row) {
-        const int32_t start = kMinimums ? 0 : static_cast<const int32_t*>(x.sums)[row * x.sum_stride + unit];
-        for (int v = 0; v < kPanelVectors; ++v) sums[row][v] = splat_int(start);
-      }
-      constexpr int kLines = 8 / kUnits;
-      add_lines<kCodes, kExpanded, kLines, kRows>(codes, kLines * part, values, x.code_stride, sums);
-      add_unit<kMinimums, kRows>(piece, unit, group, x, sums, totals);
+    for (int part = 0; part < kKernel.units; ++part) {
+      const int64_t unit = group * kKernel.units + part;
+      Sums<kRows> sums = {};
+      if constexpr (kKernel.planes == 2)
+        add_lines<kKernel, kLines, kRows>(codes, kLines * part, values + x.plane_stride, x.code_stride, sums);
+      for (int row = 0; row < kRows; ++row)
+        for (int v = 0; v < kPanelVectors; ++v)
+          sums[row][v] = (sums[row][v] << 8) + splat_int(start_of<kKernel.minimums>(x, row, unit));
+      add_lines<kKernel, kLines, kRows>(codes, kLines * part, values, x.code_stride, sums);
+      add_unit<kKernel.minimums, kRows>(piece, unit, group, x, sums, totals);
     }
-    codes += group_bytes(kExpanded ? Codes::kByte : kCodes);
+    codes += group_bytes(kKernel.expanded ? Codes::kByte : kKernel.codes);
   }
   for (int row = 0; row < kRows; ++row)
     for (int v = 0; v < kPanelVectors; ++v) store(acc + row * kPanel + v * kLanes, totals[row][v]);
@@ -127,39 +144,39 @@ void multiply(const Piece& piece, const Int8Rows& x, float* acc) {
 
 #if defined(__AMX_INT8__)
 
-// As multiply, for 16 rows: one tile for the activations of a unit, one for its codes, one for the sums.
-template <int kUnits, bool kMinimums>
+// As multiply, for 16 rows: tiles for the activations of a unit, for its codes, and for the sums of each plane.
+template <Kernel kKernel>
 void multiply_tile(const Piece& piece, const Int8Rows& x, float* acc) {
-  constexpr int64_t kUnit = kGroup / kUnits;
+  constexpr int kRows = static_cast<int>(kTileRows);
+  constexpr int64_t kUnit = kGroup / kKernel.units;
   static_assert(kPanelVectors == 1);
-  const TileScope scope{{kTileRows, kTileBytes}, {kTileRows, kUnit}, {kUnit / 4, kTileBytes}};
-  vf totals[kTileRows][kPanelVectors];
-  for (int row = 0; row < kTileRows; ++row) totals[row][0] = load(acc + row * kPanel);
-  for (int64_t unit = 0; unit < piece.groups * kUnits; ++unit) {
-    alignas(64) Sums<kTileRows> sums;
+  const TileScope scope{{kTileRows, kTileBytes}, {kTileRows, kTileBytes}, {kTileRows, kUnit}, {kTileRows, kUnit},
+                        {kUnit / 4, kTileBytes}};
+  vf totals[kRows][kPanelVectors];
+  for (int row = 0; row < kRows; ++row) totals[row][0] = load(acc + row * kPanel);
+  for (int64_t unit = 0; unit < piece.groups * kKernel.units; ++unit) {
+    alignas(64) Sums<kRows> sums = {}, upper = {};
+    tiles_see_memory();
+    _tile_loadd(4, piece.codes + unit * kUnit * kPanel, kTileBytes);
+    if constexpr (kKernel.planes == 2) {
+      _tile_zero(1);
+      _tile_loadd(3, x.codes + x.plane_stride + unit * kUnit, x.code_stride);
+      _tile_dpbsud(1, 3, 4);
+      _tile_stored(1, upper, kTileBytes);
+    }
     _tile_zero(0);
-    _tile_loadd(1, x.codes + unit * kUnit, x.code_stride);
-    _tile_loadd(2, piece.codes + unit * kUnit * kPanel, kTileBytes);
-    _tile_dpbsud(0, 1, 2);
+    _tile_loadd(2, x.codes + unit * kUnit, x.code_stride);
+    _tile_dpbsud(0, 2, 4);
     _tile_stored(0, sums, kTileBytes);
     tiles_see_memory();
-    if constexpr (!kMinimums)
-      for (int row = 0; row < kTileRows; ++row)
-        sums[row][0] += static_cast<const int32_t*>(x.sums)[row * x.sum_stride + unit];
-    add_unit<kMinimums, kTileRows>(piece, unit, unit / kUnits, x, sums, totals);
+    for (int row = 0; row < kRows; ++row)
+      sums[row][0] += (upper[row][0] << 8) + splat_int(start_of<kKernel.minimums>(x, row, unit));
+    add_unit<kKernel.minimums, kRows>(piece, unit, unit / kKernel.units, x, sums, totals);
   }
-  for (int row = 0; row < kTileRows; ++row) store(acc + row * kPanel, totals[row][0]);
+  for (int row = 0; row < kRows; ++row) store(acc + row * kPanel, totals[row][0]);
 }
 
 #endif
-
-Int8Rows rows_from(const Int8Rows& x, int64_t row) {
-  Int8Rows out = x;
-  out.codes += row * x.code_stride;
-  out.scales += row * x.scale_stride;
-  out.sums = static_cast<const char*>(x.sums) + row * x.sum_stride * 4;
-  return out;
-}
 
 Int8Rows from_column(const Int8Rows& x, int64_t column, int64_t unit) {
   Int8Rows out = x;
@@ -169,51 +186,56 @@ Int8Rows from_column(const Int8Rows& x, int64_t column, int64_t unit) {
   return out;
 }
 
-// All rows of a block: by kMostRows, then by what is left of 4, 2 and 1.
-template <Codes kCodes, bool kExpanded, int kUnits, bool kMinimums>
+// All rows of a block: by tiles and by kMostRows, then by what is left of 4, 2 and 1.
+template <Kernel kKernel>
 void multiply_rows(const Piece& piece, const Int8Rows& x, int64_t rows, float* acc) {
   int64_t row = 0;
   const auto take = [&]<int kRows>(std::integral_constant<int, kRows>) {
     for (; row + kRows <= rows; row += kRows)
-      multiply<kCodes, kExpanded, kUnits, kMinimums, kRows>(piece, rows_from(x, row), acc + row * kPanel);
+      multiply<kKernel, kRows>(piece, rows_from(x, row), acc + row * kPanel);
   };
 #if defined(__AMX_INT8__)
-  if constexpr (kExpanded)
+  if constexpr (kKernel.expanded)
     for (; row + kTileRows <= rows; row += kTileRows)
-      multiply_tile<kUnits, kMinimums>(piece, rows_from(x, row), acc + row * kPanel);
+      multiply_tile<kKernel>(piece, rows_from(x, row), acc + row * kPanel);
 #endif
   if constexpr (kMostRows >= 8) take(std::integral_constant<int, 8>{});
   // Codes of 8 bits need twice the registers where they are taken as two.
-  if constexpr (kDotFour || kCodes != Codes::kByte) take(std::integral_constant<int, 4>{});
+  if constexpr (kDotFour || kKernel.codes != Codes::kByte) take(std::integral_constant<int, 4>{});
   take(std::integral_constant<int, 2>{});
   take(std::integral_constant<int, 1>{});
 }
 
-using Multiply = void (*)(const Piece&, const Int8Rows&, int64_t, float*);
+using MultiplyRows = void (*)(const Piece&, const Int8Rows&, int64_t, float*);
 
-template <bool kExpanded>
-Multiply choose(const PackedLinear& weight) {
+template <bool kExpanded, int kPlanes>
+MultiplyRows choose_codes(const PackedLinear& weight) {
+  const auto by_minimums = [&]<Codes kCodes, int kUnits>() -> MultiplyRows {
+    return weight.has_minimums ? &multiply_rows<Kernel{kCodes, kExpanded, kUnits, true, kPlanes}>
+                               : &multiply_rows<Kernel{kCodes, kExpanded, kUnits, false, kPlanes}>;
+  };
   switch (weight.codes) {
     case Codes::kNibble:
-      if (weight.unit() == 32)
-        return weight.has_minimums ? &multiply_rows<Codes::kNibble, kExpanded, 1, true>
-                                   : &multiply_rows<Codes::kNibble, kExpanded, 1, false>;
-      return weight.has_minimums ? &multiply_rows<Codes::kNibble, kExpanded, 2, true>
-                                 : &multiply_rows<Codes::kNibble, kExpanded, 2, false>;
+      return weight.unit() == kGroup ? by_minimums.template operator()<Codes::kNibble, 1>()
+                                     : by_minimums.template operator()<Codes::kNibble, 2>();
     case Codes::kFive:
-      return weight.has_minimums ? &multiply_rows<Codes::kFive, kExpanded, 1, true>
-                                 : &multiply_rows<Codes::kFive, kExpanded, 1, false>;
+      return by_minimums.template operator()<Codes::kFive, 1>();
     case Codes::kSix:
-      return &multiply_rows<Codes::kSix, kExpanded, 2, false>;
+      return &multiply_rows<Kernel{Codes::kSix, kExpanded, 2, false, kPlanes}>;
     default:
-      return weight.has_minimums ? &multiply_rows<Codes::kByte, kExpanded, 1, true>
-                                 : &multiply_rows<Codes::kByte, kExpanded, 1, false>;
+      return by_minimums.template operator()<Codes::kByte, 1>();
   }
+}
+
+MultiplyRows choose(const PackedLinear& weight, bool expanded) {
+  if (weight.activations == Activations::kInt16)
+    return expanded ? choose_codes<true, 2>(weight) : choose_codes<false, 2>(weight);
+  return expanded ? choose_codes<true, 1>(weight) : choose_codes<false, 1>(weight);
 }
 
 // A block of rows times one panel, piece by piece.
 void multiply_block(const LinearCall& call, const Int8Rows& x, int64_t panel, int64_t first, int64_t last,
-                    Multiply kernel) {
+                    MultiplyRows kernel) {
   alignas(64) float acc[kRowBlock * kPanel], scales[kChunkUnits * kPanel], minimums[kChunkUnits * kPanel];
   alignas(64) uint8_t codes[kChunk * kPanel];
   const PackedLinear& weight = *call.weight;
@@ -235,7 +257,7 @@ void multiply_block(const LinearCall& call, const Int8Rows& x, int64_t panel, in
 
 void linear_int8(const LinearCall& call, Pool& pool) {
   const Int8Rows x = quantize_rows_of(call, pool);
-  const Multiply kernel = call.x.rows > kFewRows ? choose<true>(*call.weight) : choose<false>(*call.weight);
+  const MultiplyRows kernel = choose(*call.weight, call.x.rows > kFewRows);
   for_each_block(call, pool, [&](int64_t panel, int64_t first, int64_t last) {
     multiply_block(call, x, panel, first, last, kernel);
   });

@@ -208,7 +208,7 @@ std::shared_ptr<const PackedLinear> pack(const PackRequest& request) {
   packed->offset = format.offset;
   packed->has_minimums = format.has_minimums;
   packed->signed_scales = format.signed_scales;
-  packed->int8_activations = request.int8_activations && format.scales != Scales::kNone;
+  packed->activations = format.scales == Scales::kNone ? Activations::kFloat : request.activations;
   packed->dtype = request.dtype;
   packed->code_bytes = panel_code_bytes(packed->codes, request.columns);
   packed->scale_bytes = panel_scale_bytes(format, request.columns);

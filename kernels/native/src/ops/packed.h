@@ -33,6 +33,8 @@ inline constexpr int64_t kSuperBlock = 256;  // inner elements that share a scal
 inline constexpr int64_t kLine = 64;        // bytes of a line
 
 enum class Codes : uint8_t { kF32, kBF16, kF16, kE4M3, kE5M2, kNibble, kFive, kSix, kByte };
+// What activations are rounded to before they are multiplied by a quantized weight, if at all: see `linear`.
+enum class Activations : uint8_t { kFloat, kInt8, kInt16 };
 enum class Scales : uint8_t { kNone, kF32, kBF16, kF16, kSuper };
 
 // The weight of an element is scale * (code - offset), or scale * code + minimum.
@@ -43,9 +45,9 @@ struct PackedLinear {
   int64_t scale_group = 0;  // inner elements that share a scale
   int offset = 0;
   bool has_minimums = false;
-  bool signed_scales = false;     // of kSuper: its bytes are signed
-  bool int8_activations = false;  // activations are quantized before they are multiplied
-  DType dtype = DType::kF32;      // of activations, and of rows gathered
+  bool signed_scales = false;  // of kSuper: its bytes are signed
+  Activations activations = Activations::kFloat;
+  DType dtype = DType::kF32;  // of activations, and of rows gathered
 
   std::shared_ptr<Storage> memory;
   const uint8_t* code_data = nullptr;
@@ -94,7 +96,7 @@ struct PackRequest {
   std::vector<RawRows> parts;
   int64_t columns = 0;
   DType dtype = DType::kF32;
-  bool int8_activations = false;
+  Activations activations = Activations::kFloat;
   const Tensor* bias = nullptr;  // float32 [rows]
 };
 
