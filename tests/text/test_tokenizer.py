@@ -161,6 +161,15 @@ def test_user_defined_tokens_are_found_whole_and_are_not_special(sentencepiece_m
     [
         ({"tokenizer.ggml.model": "rwkv"}, r"tokenizer\.ggml\.model is 'rwkv'; 'gpt2' and 'llama' can be read"),
         ({"tokenizer.ggml.tokens": None}, "holds no tokenizer"),
+        *[
+            ({key: value}, f"{key} is no list of (texts|whole numbers|numbers); it is damaged")
+            for key in ("tokenizer.ggml.tokens", "tokenizer.ggml.token_type", "tokenizer.ggml.scores")
+            for value in (5, "x", [None], {})
+        ],
+        ({"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.merges": [5]}, "merges is no list of texts"),
+        ({"tokenizer.ggml.bos_token_id": "x"}, "bos_token_id is x, but it has"),
+        ({"tokenizer.ggml.eos_token_id": [1]}, r"eos_token_id is \[1\], but it has"),
+        ({"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": [1], "tokenizer.ggml.merges": []}, r"pre is '\[1\]'"),
         ({"tokenizer.ggml.token_type": [1]}, r"\d+ tokens but 1 token types"),
         ({"tokenizer.ggml.scores": None}, "but 0 scores"),
         ({"tokenizer.ggml.bos_token_id": 10**6}, r"bos_token_id is 1000000, but it has \d+ tokens"),

@@ -27,6 +27,13 @@ _NAMED = {
 }
 _NO_TOKEN = (-1, 2**32 - 1)
 _END_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
+_ITEMS: Mapping[str, tuple[set[type], str]] = {
+    "tokens": ({str}, "texts"),
+    "token_type": ({int}, "whole numbers"),
+    "scores": ({int, float}, "numbers"),
+    "merges": ({str}, "texts"),
+}
+"""Keys with lists, and what they hold."""
 
 
 class TokenType(enum.IntEnum):
@@ -46,6 +53,7 @@ def build_from_gguf(metadata: Mapping[str, Any]) -> TokenizerParts:
     Raises:
         CheckpointError: keys are missing, contradict each other, or name a kind of tokenizer that is not known.
     """
+    _check_lists(metadata)
     kind = metadata.get("tokenizer.ggml.model")
     tokens = _tokens(metadata)
     if kind == "gpt2":
@@ -71,14 +79,23 @@ def build_from_gguf(metadata: Mapping[str, Any]) -> TokenizerParts:
     )
 
 
+def _check_lists(metadata: Mapping[str, Any]) -> None:
+    for key, (kinds, words) in _ITEMS.items():
+        value = metadata.get(f"tokenizer.ggml.{key}")
+        if value is not None and not (isinstance(value, list) and set(map(type, value)) <= kinds):
+            raise CheckpointError(
+                f"The GGUF file's tokenizer.ggml.{key} is no list of {words}; it is damaged. Fetch it again."
+            )
+
+
 def _tokens(metadata: Mapping[str, Any]) -> list[str]:
-    tokens = metadata.get("tokenizer.ggml.tokens")
-    if tokens is None or not len(tokens):
+    tokens: list[str] | None = metadata.get("tokenizer.ggml.tokens")
+    if not tokens:
         raise CheckpointError(
             "The GGUF file holds no tokenizer (tokenizer.ggml.tokens is missing). "
             "Pass --tokenizer FOLDER with the model's tokenizer.json."
         )
-    return [token if isinstance(token, str) else bytes(token).decode() for token in tokens]
+    return tokens
 
 
 def _token_types(metadata: Mapping[str, Any], count: int) -> Sequence[int]:
@@ -89,19 +106,19 @@ def _token_types(metadata: Mapping[str, Any], count: int) -> Sequence[int]:
         raise CheckpointError(
             f"The GGUF file has {count} tokens but {len(types)} token types; it is damaged. Fetch it again."
         )
-    return [int(kind) for kind in types]
+    return list(types)
 
 
 def _token_id(metadata: Mapping[str, Any], key: str, tokens: Sequence[str]) -> int | None:
     value = metadata.get(f"tokenizer.ggml.{key}")
-    if value is None or int(value) in _NO_TOKEN:
+    if value is None or value in _NO_TOKEN:
         return None
-    if not 0 <= int(value) < len(tokens):
+    if type(value) is not int or not 0 <= value < len(tokens):
         raise CheckpointError(
-            f"The GGUF file's tokenizer.ggml.{key} is {value}, but it has {len(tokens)} tokens; "
+            f"The GGUF file's tokenizer.ggml.{key} is {str(value)[:40]}, but it has {len(tokens)} tokens; "
             "it is damaged. Fetch it again."
         )
-    return int(value)
+    return value
 
 
 def _vocabulary(tokens: Sequence[str]) -> dict[str, int]:
@@ -113,14 +130,15 @@ def _vocabulary(tokens: Sequence[str]) -> dict[str, int]:
 
 
 def _byte_level(metadata: Mapping[str, Any], tokens: Sequence[str]) -> tuple[Backend, bool]:
-    rules = pre_tokenizer_for(metadata.get("tokenizer.ggml.pre"))
+    pre = metadata.get("tokenizer.ggml.pre")
+    rules = pre_tokenizer_for(pre if isinstance(pre, str | None) else repr(pre)[:40])
     merges = metadata.get("tokenizer.ggml.merges")
     if merges is None:
         raise CheckpointError(
             "The GGUF file has a byte-level tokenizer without tokenizer.ggml.merges. "
             "Pass --tokenizer FOLDER with the model's tokenizer.json."
         )
-    pairs = [_merge(str(merge)) for merge in merges]
+    pairs = [_merge(merge) for merge in merges]
     backend = _bpe(models.BPE, vocab=_vocabulary(tokens), merges=pairs, ignore_merges=rules.ignore_merges)
     normalizer = rules.normalizer()
     if normalizer is not None:
