@@ -100,6 +100,16 @@ def test_attention_is_made_by_its_name_only(device: NativeDevice) -> None:
         device.attention("torch", pool, LAYOUT, "float32")
 
 
+def test_what_activations_are_rounded_to_is_honoured() -> None:
+    (option,) = (option for option in platform.options() if option.name == "activations")
+    assert option.choices == ("int16", "int8", "float")
+    for activations in option.choices:
+        opened = platform.open(INFO, {"threads": 1, "kernels": "native", "activations": activations})
+        (linear,) = opened.linear_methods()
+        assert linear.activations == activations
+        opened.close()
+
+
 def test_fetched_arrays_are_copies(device: NativeDevice) -> None:
     ops = device.ops
     x = ops.from_host(np.zeros(3, np.float32))

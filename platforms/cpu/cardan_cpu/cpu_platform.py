@@ -25,6 +25,7 @@ from cardan.platform import (
 from cardan_cpu.features import DENSE_FORMATS, native_features, torch_features
 from cardan_cpu.host import Host, read_host
 from cardan_cpu.kernels import KINDS, NATIVE, RUN_VARIANTS, Choice, choose, require
+from cardan_cpu.native_linear import ACTIVATIONS
 
 SCORE = 10
 """Low, so that ``auto`` prefers an accelerator."""
@@ -71,7 +72,7 @@ class CpuPlatform(Platform):
         return Capabilities(features=torch_features(read_host()), page_sizes=PAGE_SIZES)
 
     def options(self) -> tuple[OptionSpec, ...]:
-        """The number of threads, and which kernels."""
+        """The number of threads, which kernels, and what native ones do with activations."""
         return (
             OptionSpec(
                 name="threads",
@@ -85,6 +86,13 @@ class CpuPlatform(Platform):
                 default="auto",
                 choices=KINDS,
                 help="what computes; auto takes the native kernels where cardan-native is installed, else torch",
+            ),
+            OptionSpec(
+                name="activations",
+                kind=str,
+                default=ACTIVATIONS[0],
+                choices=ACTIVATIONS,
+                help="what the native kernels round activations to where weights are quantized; float does not round",
             ),
         )
 
@@ -124,7 +132,7 @@ class CpuPlatform(Platform):
         if choice.kind == NATIVE:
             from cardan_cpu.native_device import NativeDevice
 
-            return NativeDevice(device, threads)
+            return NativeDevice(device, threads, activations=str(options.get("activations", ACTIVATIONS[0])))
         from cardan_cpu.device import CpuDevice
 
         return CpuDevice(device, threads)

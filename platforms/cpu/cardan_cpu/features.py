@@ -64,10 +64,8 @@ def native_features(variant: str) -> dict[str, Capability]:
     }
     taken = _native_formats(variant)
     for fmt in (*DENSE_FORMATS, *BLOCK_FORMATS, *AFFINE_FORMATS):
-        key = f"weights:{fmt}"
-        features[key] = (
-            _native("multiplied as they are") if fmt in taken else _emulated("no kernel here takes this format")
-        )
+        how = "multiplied as they are" + ("" if fmt in DENSE_FORMATS else "; activations as the option says")
+        features[f"weights:{fmt}"] = _native(how) if fmt in taken else _emulated("no kernel here takes this format")
     if variant in RUN_VARIANTS:
         return features
     return {name: _untried(answer) for name, answer in features.items()}

@@ -29,7 +29,7 @@ from cardan_cpu.host import compute_threads
 from cardan_cpu.native_attention import NativeAttention
 from cardan_cpu.native_graph import NativeGraphRunner
 from cardan_cpu.native_kv_pool import NativeKVPool
-from cardan_cpu.native_linear import NativeLinear
+from cardan_cpu.native_linear import ACTIVATIONS, NativeLinear
 from cardan_cpu.native_ops import NativeOps
 from cardan_native import Tensor, load, to_array
 
@@ -53,13 +53,16 @@ class NativeDevice(OpsDevice):
         variant: the instruction set that the kernels are compiled for.
     """
 
-    def __init__(self, info: DeviceInfo, threads: int = 0, variant: str | None = None) -> None:
+    def __init__(
+        self, info: DeviceInfo, threads: int = 0, variant: str | None = None, activations: str = ACTIVATIONS[0]
+    ) -> None:
         """Load the kernels and start their threads.
 
         Args:
             info: which device.
             threads: compute threads; 0 chooses.
             variant: of the kernels; None takes the best that runs here, or the one that ``CARDAN_ISA`` names.
+            activations: what they are rounded to where weights are quantized, a member of ``ACTIVATIONS``.
         """
         self._info = info
         self._native = load(variant)
@@ -67,7 +70,7 @@ class NativeDevice(OpsDevice):
         self.threads = threads or compute_threads()
         self._native.set_threads(self.threads)
         self._ops = NativeOps(self._native)
-        self._linears = (NativeLinear(self._native),)
+        self._linears = (NativeLinear(self._native, activations),)
 
     @property
     def info(self) -> DeviceInfo:

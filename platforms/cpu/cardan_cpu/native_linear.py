@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from cardan.errors import UnsupportedError
-from cardan.platform import LinearMethod, LinearSpec, PackedWeight
+from cardan.platform import ActivationCodes, LinearMethod, LinearSpec, PackedWeight
 from cardan.quantization import format_spec
 from cardan.types import Array, TensorView
 
@@ -20,6 +20,9 @@ ACTIVATIONS = ("int16", "int8", "float")
 
 ``int16`` is off by 1/65,278 of that at most, ``int8`` by 1/254, ``float`` not at all.
 """
+
+_CODE_BITS = {"int16": 16, "int8": 8}
+_CODE_GROUP = 32
 
 
 class NativeWeight(PackedWeight):
@@ -92,6 +95,11 @@ class NativeLinear(LinearMethod):
         if spec.in_features % block:
             return f"rows of {spec.in_features} are no whole blocks of {block}"
         return None
+
+    def activation_codes(self, fmt: str, spec: LinearSpec) -> ActivationCodes | None:
+        """See ``LinearMethod.activation_codes``."""
+        bits = _CODE_BITS.get(self.activations)
+        return None if bits is None or format_spec(fmt).block_elements == 1 else ActivationCodes(bits, _CODE_GROUP)
 
     def pack(self, views: Sequence[TensorView], spec: LinearSpec, bias: Array | None) -> PackedWeight:
         """Rearrange the rows of ``views`` into panels; their bytes are read where they lie.
