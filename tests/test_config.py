@@ -158,7 +158,8 @@ def numeric_fields() -> dict[str, set[type]]:
 
 def with_value(name: str, value: Any) -> EngineConfig:
     group, _, field = name.partition(".")
-    return EngineConfig(**{group: type(getattr(EngineConfig(), group))(**{field: value})})
+    beside = {"enable_priority_scheduling": True} if field.startswith("priority") else {}
+    return EngineConfig(**{group: type(getattr(EngineConfig(), group))(**{field: value}, **beside)})
 
 
 def test_every_number_has_a_range() -> None:
@@ -213,6 +214,17 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         "--schedule-policy lpm orders by cached prefixes, but --disable-radix-cache keeps none. Drop one",
     ),
     ({"scheduler": SchedulerConfig(schedule_policy="priority")}, "priority needs --enable-priority-scheduling"),
+    (
+        {"cache": CacheConfig(disable_radix_cache=True, radix_eviction_policy="lfu")},
+        "--radix-eviction-policy lfu has no effect with --disable-radix-cache. Drop one",
+    ),
+    (
+        {"scheduler": SchedulerConfig(priority_scheduling_preemption_threshold=5)},
+        "--priority-scheduling-preemption-threshold 5 has no effect without --enable-priority-scheduling",
+    ),
+    ({"server": ServerConfig(host="")}, "--host must not be empty"),
+    ({"server": ServerConfig(api_key="")}, "--api-key must not be empty, got ''. Leave it out"),
+    ({"model": ModelConfig(tokenizer="")}, "--tokenizer must not be empty"),
     (
         {"scheduler": SchedulerConfig(enable_mixed_chunk=True, chunked_prefill_size=-1)},
         "--enable-mixed-chunk needs chunked prefill",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Literal
 
@@ -248,6 +248,7 @@ def check_config(config: EngineConfig) -> None:
         value = getattr(getattr(config, group), field_name)
         if value is not None:
             _check_number("--" + field_name.replace("_", "-"), value, bounds)
+    _check_texts(config)
     _check_contradictions(config)
 
 
@@ -261,9 +262,33 @@ def _check_number(flag: str, value: object, bounds: NumberRange) -> None:
         raise ConfigError(f"{flag} must be {bounds.describe()}, got {shown}.")
 
 
+def _check_texts(config: EngineConfig) -> None:
+    """An empty text is a slip of a shell: as a host it would mean every address, as a key none."""
+    for group in fields(config):
+        values = getattr(config, group.name)
+        for item in fields(values):
+            if getattr(values, item.name) == "":
+                flag = "--" + item.name.replace("_", "-")
+                raise ConfigError(f"{flag} must not be empty, got ''. Leave it out, or give it a value.")
+
+
 def _check_contradictions(config: EngineConfig) -> None:
     cache, scheduler, platform = config.cache, config.scheduler, config.platform
     policy = scheduler.schedule_policy
+    threshold = scheduler.priority_scheduling_preemption_threshold
+    if cache.disable_radix_cache and cache.radix_eviction_policy != CacheConfig().radix_eviction_policy:
+        raise ConfigError(
+            f"--radix-eviction-policy {cache.radix_eviction_policy} has no effect with --disable-radix-cache. "
+            "Drop one of the two."
+        )
+    if (
+        threshold != SchedulerConfig().priority_scheduling_preemption_threshold
+        and not scheduler.enable_priority_scheduling
+    ):
+        raise ConfigError(
+            f"--priority-scheduling-preemption-threshold {threshold} has no effect without "
+            "--enable-priority-scheduling. Drop the one, or add the other."
+        )
     if cache.disable_radix_cache and policy in ("lpm", "dfs-weight"):
         raise ConfigError(
             f"--schedule-policy {policy} orders by cached prefixes, but --disable-radix-cache keeps none. "

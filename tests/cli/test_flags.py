@@ -113,7 +113,7 @@ def test_every_flag_changes_its_field() -> None:
                 text, expected = samples[kinds[0]]
                 token = [flag.names[0], text]
                 expected = (expected,) if flag.default == () else expected
-        if flag.field == "schedule_policy":
+        if flag.field in ("schedule_policy", "priority_scheduling_preemption_threshold"):
             token.append("--enable-priority-scheduling")
         config = parse(token)
         assert getattr(getattr(config, flag.group), flag.field) == expected, flag

@@ -17,6 +17,7 @@ import pytest
 
 from cardan.engine import Engine, Frontend, frontend
 from cardan.engine.api import GenerateRequest
+from cardan.engine.preparation import resolve_plan
 from cardan.errors import (
     CheckpointError,
     ConfigError,
@@ -301,3 +302,9 @@ def test_a_scheduler_that_does_not_answer_is_told_of_and_its_late_answers_are_dr
         assert ours._calls == {}
 
     started.run(scenario())
+
+
+@pytest.mark.parametrize("flag", ["schedule_policy", "radix_eviction_policy"])
+def test_a_policy_that_is_unknown_is_refused_before_any_weight_is_read(null_config, flag):
+    with pytest.raises(ConfigError, match=f"--{flag.replace('_', '-')} must be one of .*, got 'nope'"):
+        resolve_plan(null_config(**{flag: "nope"}))

@@ -23,6 +23,7 @@ from cardan.platform.refusals import parse_options
 from cardan.platform.resolve import platform_facts, resolve
 from cardan.runner import open_device
 from cardan.scheduler import SchedulerSettings
+from cardan.scheduler.settings import check_policies
 from cardan.types import KVLayout
 from cardan.weights import OpenedCheckpoint, RandomCheckpoint
 
@@ -113,6 +114,7 @@ def open_and_resolve(config: EngineConfig, progress: Progress = _silent, platfor
         CardanError: the model, the platform or a setting is refused.
     """
     apply_installed_plugins()
+    check_policies(config.scheduler.schedule_policy, config.cache.radix_eviction_policy)
     platform = platform or choose_platform(config.platform.platform)
     platform = platform.configured(parse_options(config.platform.options, platform.options(), platform.name))
     device = platform.devices()[0]

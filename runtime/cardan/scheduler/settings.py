@@ -61,7 +61,8 @@ class SchedulerSettings:
     decode_log_interval: int = 40
 
     def __post_init__(self) -> None:
-        _check_policies(self)
+        check_policies(self.schedule_policy, self.radix_eviction_policy)
+        _check_policy_fits(self)
         if self.max_running_requests < 1:
             raise ConfigError(f"--max-running-requests must be at least 1, got {self.max_running_requests}.")
         if self.chunked_prefill_size != -1 and self.chunked_prefill_size < self.page_size:
@@ -88,11 +89,22 @@ class SchedulerSettings:
         return self.max_running_requests + 1
 
 
-def _check_policies(settings: SchedulerSettings) -> None:
-    policy = settings.schedule_policy
-    if policy not in SCHEDULE_POLICIES:
+def check_policies(schedule_policy: str, radix_eviction_policy: str) -> None:
+    """Check that there are policies of these names; plugins must have added theirs.
+
+    Raises:
+        ConfigError: one of the names is unknown.
+    """
+    if schedule_policy not in SCHEDULE_POLICIES:
         known = ", ".join(SCHEDULE_POLICIES)
-        raise ConfigError(f"--schedule-policy must be one of {known}, got {policy!r}.")
+        raise ConfigError(f"--schedule-policy must be one of {known}, got {schedule_policy!r}.")
+    if radix_eviction_policy not in EVICTION_POLICIES:
+        known = ", ".join(EVICTION_POLICIES)
+        raise ConfigError(f"--radix-eviction-policy must be one of {known}, got {radix_eviction_policy!r}.")
+
+
+def _check_policy_fits(settings: SchedulerSettings) -> None:
+    policy = settings.schedule_policy
     if SCHEDULE_POLICIES[policy].needs_cache and settings.disable_radix_cache:
         raise ConfigError(
             f"--schedule-policy {policy} orders by cached prefixes, but --disable-radix-cache keeps none. "
@@ -100,6 +112,3 @@ def _check_policies(settings: SchedulerSettings) -> None:
         )
     if policy == "priority" and not settings.enable_priority_scheduling:
         raise ConfigError("--schedule-policy priority needs --enable-priority-scheduling.")
-    if settings.radix_eviction_policy not in EVICTION_POLICIES:
-        known = ", ".join(EVICTION_POLICIES)
-        raise ConfigError(f"--radix-eviction-policy must be one of {known}, got {settings.radix_eviction_policy!r}.")
