@@ -40,3 +40,11 @@ def test_wrong_options_are_refused(options, message):
     with pytest.raises(ConfigError) as caught:
         config_from_options(options)
     assert message in str(caught.value)
+
+
+def test_options_that_only_fit_together_are_checked_together():
+    options = {"schedule_policy": "priority", "priority_scheduling_preemption_threshold": 3}
+    config = config_from_options({**options, "enable_priority_scheduling": True})
+    assert config.scheduler.schedule_policy == "priority"
+    with pytest.raises(ConfigError, match="needs --enable-priority-scheduling|no effect"):
+        config_from_options(options)

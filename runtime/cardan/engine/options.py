@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import typing
 from collections.abc import Mapping
 from typing import Any
 
@@ -35,7 +36,7 @@ def config_from_options(options: Mapping[str, Any]) -> EngineConfig:
     Raises:
         ConfigError: an option is unknown, has the wrong type, is out of range, or contradicts another.
     """
-    known = _flat_names()
+    known, defaults = _flat_names(), EngineConfig()
     groups: dict[str, dict[str, Any]] = {}
     for name, given in options.items():
         if name not in known:
@@ -45,12 +46,10 @@ def config_from_options(options: Mapping[str, Any]) -> EngineConfig:
             value = tuple(f"{key}={item}" for key, item in given.items())
         group, field = known[name]
         try:
-            converted = msgspec.convert({group: {field: value}}, EngineConfig)
+            converted = msgspec.convert(value, typing.get_type_hints(type(getattr(defaults, group)))[field])
         except msgspec.ValidationError as error:
-            reason = str(error.__cause__ or error).split(" - at")[0]
-            raise ConfigError(f"{name}={value!r} is wrong: {reason}.") from None
-        groups.setdefault(group, {})[field] = getattr(getattr(converted, group), field)
-    defaults = EngineConfig()
+            raise ConfigError(f"{name}={value!r} is wrong: {str(error).split(' - at')[0]}.") from None
+        groups.setdefault(group, {})[field] = converted
     changed = {group: dataclasses.replace(getattr(defaults, group), **values) for group, values in groups.items()}
     return dataclasses.replace(defaults, **changed)
 
