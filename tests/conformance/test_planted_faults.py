@@ -71,7 +71,7 @@ FAULTS = {
     ),
     "slot-0-left-with-nan": Fault(
         faulty.CpuCopy(faulty.with_pool(faulty.NanInSlotZero)),
-        ("kv/fresh-pool-is-finite-slot-0-too",),
+        ("kv/fresh-pool-is-zero-slot-0-too",),
         ("kv/", "attention/torch/"),
     ),
     "graph-replays-stale-lengths": Fault(
@@ -102,6 +102,49 @@ FAULTS = {
         ("linear/F32[float32]", "linear/BF16[bfloat16]", "linear/F32[float16]", "ops/linear[bfloat16]"),
         ("linear/", "ops/linear"),
         ("linear", "ops"),
+    ),
+    "scores-a-thousandth-too-large": Fault(
+        faulty.CpuCopy(faulty.WarmDevice),
+        (
+            "attention/torch/decode-grouped",
+            "attention/torch/prefill-window",
+        ),
+        ("attention/torch/",),
+        ("attention",),
+    ),
+    "one-table-for-all-groups": Fault(
+        faulty.CpuCopy(faulty.with_pool(faulty.OneGroupPool)),
+        ("attention/torch/layers-in-two-groups",),
+        ("attention/torch/layers-in-two-groups",),
+        ("attention",),
+    ),
+    "pool-that-is-not-zero": Fault(
+        faulty.CpuCopy(faulty.with_pool(faulty.UnzeroedPool)),
+        ("kv/fresh-pool-is-zero-slot-0-too",),
+        ("kv/fresh-pool-is-zero-slot-0-too",),
+        ("kv",),
+    ),
+    "bind-that-does-nothing": Fault(
+        faulty.CpuCopy(faulty.with_pool(faulty.BoundToItself)),
+        ("kv/bind-takes-what-leaves-gave",),
+        ("kv/bind-takes-what-leaves-gave",),
+        ("kv",),
+    ),
+    "ten-times-the-bytes": Fault(
+        faulty.CpuCopy(faulty.with_pool(faulty.BoastfulPool)),
+        ("kv/bytes-of-the-pool",),
+        ("kv/bytes-of-the-pool",),
+        ("kv",),
+    ),
+    "policy-that-refuses-what-is-shared": Fault(
+        faulty.CpuCopy(faulty.TimidDevice),
+        (
+            "memory/shared-memory-keeps-head-room",
+            "memory/more-memory-never-gives-less",
+            "memory/unknown-memory-is-an-error-that-names-the-flag",
+        ),
+        ("memory/",),
+        ("memory",),
     ),
     "attention-that-refuses-two-layers": Fault(
         faulty.CpuCopy(faulty.OneLayerDevice),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from cardan.ops.definitions import log_softmax
 from cardan.platform import ActivationCodes, Requantized
 from cardan.quantization import FORMATS, dequantize
 from cardan.testing.conformance import TINY_CONFIGS
+from cardan.testing.conformance.attention_bound import attention_bound
 from cardan.testing.conformance.attention_checks import make_layer
 from cardan.testing.conformance.linear_checks import (
     activation_bound,
@@ -24,7 +26,7 @@ from cardan.testing.conformance.linear_checks import (
 )
 from cardan.testing.conformance.sampler_reference import Knobs, adjust, choose
 from cardan.testing.conformance.tiny_checkpoint import TinyCheckpoint, write_safetensors
-from cardan.testing.reference_attention import attend
+from cardan.testing.reference_attention import attend, seen
 
 
 def test_dense_attention_is_torchs() -> None:
@@ -39,6 +41,30 @@ def test_dense_attention_is_torchs() -> None:
     want = out.transpose(0, 1).reshape(9, -1).numpy()
     assert np.abs(attend(q, k, v, layer).out - want).max() < 1e-12
     assert np.abs(attend(q[6:], k, v, layer).out - want[6:]).max() < 1e-12
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("changes", [{}, {"softcap": 2.0}, {"window": 5}, {"k_dim": 64, "scale": 0.125}])
+def test_the_bound_on_attention_holds_for_torch_and_sees_a_key_too_few(dtype: str, changes: dict[str, Any]) -> None:
+    rng = np.random.default_rng(0)
+    layer = make_layer(**changes)
+    q, k, v = (
+        round_to(rng.normal(size=(40, heads, dim)), dtype)
+        for heads, dim in ((6, layer.k_dim), (2, layer.k_dim), (2, layer.v_dim))
+    )
+    exact = attend(q, k, v, layer)
+    allowed = attention_bound(q, k, v, layer, exact, dtype)
+    kind = getattr(torch, dtype)
+    query, key, value = (torch.from_numpy(x).to(kind) for x in (q, np.repeat(k, 3, 1), np.repeat(v, 3, 1)))
+    scores = (torch.einsum("qhd,khd->hqk", query.float(), key.float()) * layer.scale).to(kind).float()
+    if layer.softcap is not None:
+        scores = layer.softcap * torch.tanh(scores / layer.softcap)
+    scores = scores.masked_fill(~torch.from_numpy(seen(layer, 40, 40)), -torch.inf)
+    out = torch.einsum("hqk,khd->qhd", torch.softmax(scores, -1).to(kind).float(), value.float()).to(kind)
+    excess = np.abs(out.reshape(40, -1).double().numpy() - exact.out) / allowed
+    assert 0.01 < excess.max() <= 1
+    short = attend(q[1:], np.delete(k, 0, 0), np.delete(v, 0, 0), layer).out
+    assert (np.abs(short - exact.out[1:]) / allowed[1:]).max() > 1
 
 
 def test_a_sink_takes_its_share_of_the_softmax() -> None:

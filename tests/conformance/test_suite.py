@@ -18,7 +18,7 @@ import pytest
 from cardan.cli.app import run
 from cardan.errors import CheckpointError, ConfigError
 from cardan.models import MODEL_FAMILIES, build_model
-from cardan.platform import Capabilities, DeviceInfo
+from cardan.platform import Availability, Capabilities, DeviceInfo
 from cardan.runner import NeutralDevice
 from cardan.testing.conformance import (
     PARTS,
@@ -32,8 +32,9 @@ from cardan.testing.conformance import (
     run_check,
     run_suite,
 )
-from cardan.testing.conformance.engine_run import EngineRun, Layout, tiny
+from cardan.testing.conformance.engine_run import Ask, EngineRun, Layout, greedy, tiny
 from cardan.testing.conformance.logit_model import ArrayCheckpoint, LogitBench
+from cardan.testing.conformance.refusal_checks import ADVICE
 from cardan.testing.conformance.tiny_checkpoint import TinyCheckpoint
 from cardan.testing.conformance.tiny_configs import WRAPPERS
 from cardan.testing.null_platform import platform as null_platform
@@ -205,6 +206,77 @@ def test_a_model_that_lists_no_tensors_is_left_out(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr("cardan.testing.conformance.tiny_checkpoint.build_model", lambda *_: silent)
     with pytest.raises(NotApplicableError, match=f"{architecture} lists no tensors"):
         TinyCheckpoint(tmp_path / "silent", {})
+
+
+def only_outcome(platform: Any, name: str) -> Any:
+    with Subject(platform) as subject:
+        (outcome,) = [run_check(subject, check) for check in collect(subject, (name,)) if check.id == name]
+    return outcome
+
+
+def test_a_type_that_the_references_do_not_know_is_named() -> None:
+    fp8 = faulty.CpuCopy(faulty.OneThread, {"kv_dtype:float8_e4m3": faulty.NATIVE})
+    outcome = only_outcome(fp8, "attention/torch/over-float8_e4m3-kv")
+    assert outcome.status is Status.SKIPPED
+    assert "do not know how float8_e4m3 rounds" in outcome.detail
+
+
+def test_a_format_made_at_load_says_in_how_many_bits() -> None:
+    silent = faulty.CpuCopy(faulty.OneThread, {"quantize:x4": faulty.NATIVE})
+    outcome = only_outcome(silent, "linear/made-at-load-x4[float32]")
+    assert outcome.status is Status.FAILED
+    assert "say with Capability(requantized=...) in how many bits" in outcome.detail
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"api_range": (7, 9)}, "api_range is 7 to 9, but it was tried with PLATFORM_API 1"),
+        (
+            {"probe": lambda: Availability(1, "no chip", usable=False)},
+            "where it has a device: no chip",
+        ),
+        ({"probe": lambda: Availability(1, " ")}, "gives no reason"),
+    ],
+)
+def test_a_platform_that_could_not_be_chosen_is_noticed(changes: dict[str, Any], message: str) -> None:
+    platform = faulty.CpuCopy(faulty.OneThread)
+    for name, value in changes.items():
+        setattr(platform, name, value)
+    assert message in only_outcome(platform, "capabilities/probe-and-api-range-let-it-run").detail
+
+
+@pytest.mark.parametrize(
+    ("message", "advises"),
+    [
+        ("No GEMM takes Q9. Pass --dtype float32.", True),
+        ("top_p is not supported: it decodes greedily. Drop it.", True),
+        ("The request is running into a limit.", False),
+        ("The platform will not run it, pass on.", False),
+    ],
+)
+def test_advice_is_a_sentence_of_its_own(message: str, advises: bool) -> None:
+    assert (ADVICE.search(message) is not None) is advises
+
+
+def test_an_engine_that_does_not_run_as_laid_out_is_noticed(cpu: Subject) -> None:
+    """The layout that is asked for afterwards is not the one that ran."""
+    requests = {"r": Ask(ids=tuple(range(3, 40)), **greedy(cpu, 4))}
+    with EngineRun(cpu, tiny(cpu), Layout(name="cold")) as engine:
+        engine.ask(requests)
+        answers = engine.ask({"again": requests["r"]})
+        engine.check_layout(answers)
+        for layout, message in (
+            (Layout(name="x", radix=False), "tokens in a cache that is off"),
+            (Layout(name="x", overlap=True), "at most 1 steps were in flight at once, expected 2"),
+            (Layout(name="x", graph=True), "0 steps were replayed, expected some"),
+            (Layout(name="x", mixed=True), "0 passes were mixed"),
+            (Layout(name="x", page=16), "pages have 1 tokens, asked for 16"),
+            (Layout(name="x", chunk=7), "a prefill pass had 37 tokens, chunks have 7 at most"),
+        ):
+            engine._layout = layout
+            with pytest.raises(CheckError, match=message):
+                engine.check_layout(answers)
 
 
 def test_nothing_passed_is_not_passing() -> None:

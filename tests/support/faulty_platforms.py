@@ -42,7 +42,7 @@ from cardan.runner import NeutralDevice
 from cardan.types import Batch, KVLayout, SamplingBatch, TableDelta, TensorView
 from cardan_cpu.cpu_platform import CpuPlatform
 from cardan_cpu.device import CpuDevice
-from cardan_torch import DenseLinear, DenseWeight, TorchKVPool, TorchOps
+from cardan_torch import DenseLinear, DenseWeight, TorchAttention, TorchKVPool, TorchOps
 
 
 class CpuCopy(CpuPlatform):
@@ -185,12 +185,54 @@ class NanInSlotZero(TorchKVPool):
             leaf[0] = torch.nan
 
 
+class UnzeroedPool(TorchKVPool):
+    """Allocates and does not fill."""
+
+    def __init__(self, layout: KVLayout, num_slots: int, num_rows: int, max_length: int, device: Any) -> None:
+        super().__init__(layout, num_slots, num_rows, max_length, device)
+        self.values[-1][-1] = 7.0
+
+
+class BoundToItself(TorchKVPool):
+    def bind(self, leaves: Sequence[torch.Tensor]) -> None:
+        return
+
+
+class BoastfulPool(TorchKVPool):
+    @property
+    def num_bytes(self) -> int:
+        return 10 * super().num_bytes
+
+
+class OneGroupPool(TorchKVPool):
+    """Has tables for each group, and reads the first one's."""
+
+    def update_tables(self, deltas: Sequence[TableDelta]) -> None:
+        super().update_tables(deltas)
+        self.tables[1:] = self.tables[:1]
+
+
 def with_pool(make: type[TorchKVPool]) -> type[OneThread]:
     class Device(OneThread):
         def allocate_kv(self, layout: KVLayout, num_slots: int, num_rows: int, max_length: int) -> OpsKVPool:
             return make(layout, num_slots, num_rows, max_length, self.torch_device)
 
     return Device
+
+
+# --- attention ---------------------------------------------------------------------------------
+
+
+class WarmAttention(TorchAttention):
+    """Scores are a thousandth too large."""
+
+    def forward(self, q: torch.Tensor, *arguments: Any) -> torch.Tensor:
+        return super().forward(q * 1.001, *arguments)
+
+
+class WarmDevice(OneThread):
+    def attention(self, name: str, pool: OpsKVPool, layout: KVLayout, dtype: str) -> AttentionBackend:
+        return WarmAttention(pool)
 
 
 # --- the runner ---------------------------------------------------------------------------------
@@ -251,6 +293,20 @@ class FloorPolicy(MemoryPolicy):
             slots = max(4096, request.min_slots) // request.page_size * request.page_size
             pool_bytes = (slots + request.page_size) * request.bytes_per_slot
             return MemoryPlan(num_slots=slots, pool_bytes=pool_bytes, lines=(("floor", pool_bytes, "at least this"),))
+
+
+class TimidPolicy(MemoryPolicy):
+    """Shares nothing, and gives no pool of a stated size either."""
+
+    def plan(self, request: MemoryRequest) -> MemoryPlan:
+        if request.memory.shared or request.memory.free is None:
+            raise MemoryPlanError("Someone else might need it. Pass --max-total-tokens.")
+        return SharedMemoryPolicy().plan(request)
+
+
+class TimidDevice(OneThread):
+    def memory_policy(self) -> MemoryPolicy:
+        return TimidPolicy()
 
 
 class FloorDevice(OneThread):

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from cardan.errors import CardanError
-from cardan.platform import CapturedStep, Feature, LinearSpec, OpsDevice, Support
+from cardan.platform import PLATFORM_API, CapturedStep, Feature, LinearSpec, OpsDevice, Support
 from cardan.platform.resolve import RECOMMENDABLE
 from cardan.testing.conformance.attention_checks import make_layer
 from cardan.testing.conformance.check import Check, CheckError, expect
@@ -28,6 +28,7 @@ FAMILIES = ("dtype", "kv_dtype", "attention", "weights", "quantize")
 
 def checks(subject: Subject) -> Iterator[Check]:
     """Checks of the answers themselves, of each claim, and of each refusal."""
+    yield _check("probe-and-api-range-let-it-run", _run_probe)
     yield _check("every-feature-is-answered", _run_answers)
     yield _check("every-unsupported-feature-has-a-reason", _run_reasons)
     yield _check("types-and-pages-are-named", _run_families)
@@ -51,6 +52,17 @@ def _needs_implementation(subject: Subject, family: str, feature: str) -> bool:
     """Whether a claim must be there; a weight format that is emulated is widened by the loader."""
     support = subject.capabilities.get(feature).support
     return support is Support.NATIVE or (support is Support.EMULATED and family != "weights")
+
+
+def _run_probe(subject: Subject) -> None:
+    found = subject.platform.probe()
+    expect(found.usable, f"probe() says that the platform cannot run here, where it has a device: {found.reason}")
+    expect(bool(found.reason.strip()), "probe() gives no reason, which `cardan platforms` shows")
+    oldest, newest = subject.platform.api_range
+    expect(
+        oldest <= PLATFORM_API <= newest,
+        f"api_range is {oldest} to {newest}, but it was tried with PLATFORM_API {PLATFORM_API}",
+    )
 
 
 def _run_answers(subject: Subject) -> None:

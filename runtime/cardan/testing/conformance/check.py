@@ -9,10 +9,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import numpy as np
-
-from cardan.ops.definitions import NumpyArray
-
 if TYPE_CHECKING:
     from cardan.testing.conformance.subject import Subject
 
@@ -55,21 +51,3 @@ def expect(holds: bool, message: str) -> None:
     """
     if not holds:
         raise CheckError(message)
-
-
-def expect_close(got: NumpyArray, want: NumpyArray, tolerance: float, what: str) -> None:
-    """Compare with a reference; the error is the largest difference over the largest size in its row.
-
-    Raises:
-        CheckError: shapes differ, there are NaNs, or the error exceeds ``tolerance``.
-    """
-    expect(got.shape == want.shape, f"{what}: the shape is {list(got.shape)}, expected {list(want.shape)}")
-    broken = int(np.isnan(got).any(axis=-1).sum()) if got.size else 0
-    expect(broken == 0, f"{what}: {broken} of {len(got)} rows hold NaN")
-    size = np.maximum(np.abs(want).max(axis=-1, initial=0.0), 1e-30)
-    errors = np.abs(got - want).max(axis=-1, initial=0.0) / size
-    worst = int(errors.argmax()) if errors.size else 0
-    error = float(errors.flat[worst]) if errors.size else 0.0
-    expect(
-        error <= tolerance, f"{what}: row {worst} is off by {error:.2e} of its largest value, expected {tolerance:.2e}"
-    )

@@ -5,6 +5,7 @@ It knows no platform: every flag and field is tried with values that some platfo
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -28,8 +29,10 @@ GROUPS: Mapping[str, type[Any]] = {
     "scheduler": SchedulerConfig,
 }
 
-ADVICE = ("Pass", "Drop", "Run", "run", "Choose", "choose", "Lower", "Raise", "Remove", "raise", "Write", "known:")
-"""Words with which messages say what to do."""
+ADVICE = re.compile(
+    r"(?:^|[.;:!] )(?:Pass|Drop|Run|Choose|Lower|Raise|Remove|Write|Give|Use|Set|Add|Install|Convert|Load|Send|Ask)\b"
+)
+"""A sentence that says what to do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,14 +179,9 @@ def _run_flag(subject: Subject, key: str) -> None:
             shown = None if setting is None else setting.value
             wanted = probe.shows(value)
             expect(
-                setting is not None and shown == wanted and _named(setting.source, shown, probe, value),
+                setting is not None and shown == wanted and setting.source is SettingSource.FLAG,
                 f"{flag} {value} was accepted, but {name} is {shown!r} in the plan, expected {wanted!r} from the flag",
             )
-
-
-def _named(source: SettingSource, shown: Any, probe: FlagProbe, value: Any) -> bool:
-    """Whether a setting says that the flag gave it; a default that was asked for may keep its source."""
-    return source in (SettingSource.FLAG, SettingSource.DEFAULT) and shown == probe.shows(value)
 
 
 def _offered(subject: Subject, key: str) -> tuple[Any, ...]:
@@ -202,7 +200,8 @@ def _offered(subject: Subject, key: str) -> tuple[Any, ...]:
 
 def _hold_message(message: str, what: str) -> None:
     expect(len(message) > 20, f"{what} is refused without saying why: {message!r}")
-    expect(any(word in message for word in ADVICE), f"{what} is refused without saying what would work: {message}")
+    advised = ADVICE.search(message) is not None
+    expect(advised, f"{what} is refused without a sentence that says what to do (Pass ..., Drop ...): {message}")
 
 
 def _run_platform_options(subject: Subject) -> None:
