@@ -16,7 +16,7 @@ MAX_LINES = 500
 MAX_FUNCTION_LINES = 60
 VENDORS = re.compile(r"(?<![a-z])(cuda|rocm|hip|mlx|npu|xeon|amx)(?![a-z])", re.IGNORECASE)
 FORBIDDEN_IMPORTS = {"torch", "mlx", "triton", "transformers"}
-FOLDERS = ("runtime", "platforms", "tests", "examples", "benchmarks", "docs")
+FOLDERS = ("runtime", "platforms", "kernels", "tests", "examples", "benchmarks", "docs")
 
 
 def python_files(*folders: str) -> list[Path]:
@@ -28,7 +28,7 @@ def name_of(path: Path) -> str:
 
 
 RUNTIME = python_files("runtime")
-PRODUCT = python_files("runtime", "platforms", "examples", "benchmarks", "docs")
+PRODUCT = python_files("runtime", "platforms", "kernels", "examples", "benchmarks", "docs")
 
 
 def test_there_is_something_to_check() -> None:
@@ -37,6 +37,14 @@ def test_there_is_something_to_check() -> None:
 
 def test_a_file_fits_in_a_head() -> None:
     counts = {name_of(path): len(path.read_text().splitlines()) for path in python_files(*FOLDERS)}
+    long = {name: count for name, count in counts.items() if count > MAX_LINES}
+    assert not long, f"These files have more than {MAX_LINES} lines. Split them."
+
+
+def test_a_file_of_kernels_fits_in_a_head_too() -> None:
+    sources = [path for path in (ROOT / "kernels" / "native" / "src").rglob("*") if path.suffix in (".cpp", ".h")]
+    assert len(sources) > 20
+    counts = {name_of(path): len(path.read_text().splitlines()) for path in sources}
     long = {name: count for name, count in counts.items() if count > MAX_LINES}
     assert not long, f"These files have more than {MAX_LINES} lines. Split them."
 
