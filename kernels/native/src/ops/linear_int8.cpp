@@ -12,7 +12,7 @@
 namespace cardan_native {
 namespace {
 
-constexpr int kMostRows = kDotFour ? 8 : 4;  // that share a line of codes in registers
+constexpr int kMostRows = kDotFour ? 8 : 4;  // that share a line of codes in registers; two planes count twice
 constexpr int64_t kChunk = 1024;             // inner elements whose codes and scales are made ready at a time
 constexpr int64_t kChunkUnits = kChunk / 16;
 
@@ -38,9 +38,14 @@ struct Kernel {
   int planes;  // of activations
 };
 
-// Adds the products of some lines, four inner elements each, for each row.
+// Adds the products of some lines, four inner elements each, for each row. The planes of activations count as rows: all
+// of the first plane, then all of the second.
 template <Kernel kKernel, int kLines, int kRows>
-inline void add_lines(const uint8_t* group, int first, const int8_t* x, int64_t stride, Sums<kRows>& sums) {
+inline void add_lines(const uint8_t* group, int first, const int8_t* x, const Int8Rows& from, Sums<kRows>& sums) {
+  constexpr int kEach = kRows / kKernel.planes;
+  const auto values_of = [&](int row, int step) {
+    return broadcast_four(x + row % kEach * from.code_stride + row / kEach * from.plane_stride + 4 * step);
+  };
   constexpr Codes kCodes = kKernel.codes, kStored = kKernel.expanded ? Codes::kByte : kCodes;
 #if defined(__AVX512VNNI__)
   // Two chains where rows are few: one would wait for itself.
@@ -49,7 +54,7 @@ inline void add_lines(const uint8_t* group, int first, const int8_t* x, int64_t 
   for (int step = first; step < first + kLines; ++step) {
     const Line line = load_line<kStored>(group, step);
     for (int row = 0; row < kRows; ++row) {
-      const vw values = broadcast_four(x + row * stride + 4 * step);
+      const vw values = values_of(row, step);
       for (int v = 0; v < kPanelVectors; ++v) {
         vi& sum = kRows <= 2 && step % 2 ? others[row][v] : sums[row][v];
         sum = dot_four(sum, line.part[v], values);
@@ -69,7 +74,7 @@ inline void add_lines(const uint8_t* group, int first, const int8_t* x, int64_t 
   for (int step = first; step < first + kLines; ++step) {
     const Line line = load_line<kStored>(group, step);
     for (int row = 0; row < kRows; ++row) {
-      const vw values = broadcast_four(x + row * stride + 4 * step);
+      const vw values = values_of(row, step);
       for (int v = 0; v < kPanelVectors; ++v) {
         low[row][v] += dot_two(kSplit ? line.part[v] & 0x0f0f : line.part[v], values);
         pin(low[row][v]);
@@ -114,9 +119,9 @@ inline int32_t start_of(const Int8Rows& x, int row, int64_t unit) {
   return static_cast<const int32_t*>(x.sums)[row * x.sum_stride + unit];
 }
 
-// acc[rows][16] += one piece of a panel times kRows rows.
+// acc[rows][16] += one piece of a panel times kRows rows. A function of its own, so that it has all registers.
 template <Kernel kKernel, int kRows>
-void multiply(const Piece& piece, const Int8Rows& x, float* acc) {
+[[gnu::noinline]] void multiply(const Piece& piece, const Int8Rows& x, float* acc) {
   vf totals[kRows][kPanelVectors];
   for (int row = 0; row < kRows; ++row)
     for (int v = 0; v < kPanelVectors; ++v) totals[row][v] = load(acc + row * kPanel + v * kLanes);
@@ -127,13 +132,14 @@ void multiply(const Piece& piece, const Int8Rows& x, float* acc) {
 #pragma GCC unroll 2
     for (int part = 0; part < kKernel.units; ++part) {
       const int64_t unit = group * kKernel.units + part;
-      Sums<kRows> sums = {};
-      if constexpr (kKernel.planes == 2)
-        add_lines<kKernel, kLines, kRows>(codes, kLines * part, values + x.plane_stride, x.code_stride, sums);
+      Sums<kRows * kKernel.planes> planes = {};
+      add_lines<kKernel, kLines>(codes, kLines * part, values, x, planes);
+      Sums<kRows> sums;
       for (int row = 0; row < kRows; ++row)
-        for (int v = 0; v < kPanelVectors; ++v)
-          sums[row][v] = (sums[row][v] << 8) + splat_int(start_of<kKernel.minimums>(x, row, unit));
-      add_lines<kKernel, kLines, kRows>(codes, kLines * part, values, x.code_stride, sums);
+        for (int v = 0; v < kPanelVectors; ++v) {
+          sums[row][v] = planes[row][v] + splat_int(start_of<kKernel.minimums>(x, row, unit));
+          if constexpr (kKernel.planes == 2) sums[row][v] += planes[row + kRows][v] << 8;
+        }
       add_unit<kKernel.minimums, kRows>(piece, unit, group, x, sums, totals);
     }
     codes += group_bytes(kKernel.expanded ? Codes::kByte : kKernel.codes);
@@ -199,10 +205,11 @@ void multiply_rows(const Piece& piece, const Int8Rows& x, int64_t rows, float* a
     for (; row + kTileRows <= rows; row += kTileRows)
       multiply_tile<kKernel>(piece, rows_from(x, row), acc + row * kPanel);
 #endif
-  if constexpr (kMostRows >= 8) take(std::integral_constant<int, 8>{});
   // Codes of 8 bits need twice the registers where they are taken as two.
-  if constexpr (kDotFour || kKernel.codes != Codes::kByte) take(std::integral_constant<int, 4>{});
-  take(std::integral_constant<int, 2>{});
+  constexpr int kMost = kMostRows / kKernel.planes / (!kDotFour && kKernel.codes == Codes::kByte ? 2 : 1);
+  if constexpr (kMost >= 8) take(std::integral_constant<int, 8>{});
+  if constexpr (kMost >= 4) take(std::integral_constant<int, 4>{});
+  if constexpr (kMost >= 2) take(std::integral_constant<int, 2>{});
   take(std::integral_constant<int, 1>{});
 }
 
