@@ -59,7 +59,7 @@ class RequestTimes(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 class GenerateOutput(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """News of one choice of a request: what was added since the last output, and totals.
 
-    One is made for each token of every request, which is why this is a struct: it costs a fifth of a dataclass.
+    One is made for each token of every request, which is why this is a struct: it costs a tenth of a dataclass.
 
     Attributes:
         rid: the request.
