@@ -81,9 +81,9 @@ FAULTS = {
     ),
     "graph-that-never-replays": Fault(
         faulty.CpuCopy(faulty.with_graph(stale=False, make=faulty.ShyGraph), GRAPH),
-        ("graph/replay-equals-eager-LlamaForCausalLM",),
-        ("graph/replay-equals-eager-",),
-        ("graph", "memory"),
+        ("graph/replay-equals-eager-LlamaForCausalLM", "capabilities/graph-has-an-implementation"),
+        ("graph/replay-equals-eager-", "capabilities/graph-"),
+        ("graph", "capabilities"),
     ),
     "linear-that-refuses-499-columns": Fault(
         faulty.CpuCopy(faulty.with_linear(faulty.OddLinear)),
@@ -145,6 +145,18 @@ FAULTS = {
         ),
         ("memory/",),
         ("memory",),
+    ),
+    "rope-twice-in-narrow-types": Fault(
+        faulty.CpuCopy(faulty.with_ops(faulty.NarrowRopeTwice)),
+        ("end_to_end/parity-LlamaForCausalLM[bfloat16]", "end_to_end/chunked[bfloat16]"),
+        ("end_to_end/parity-LlamaForCausalLM[", "end_to_end/chunked["),
+        ("end_to_end/parity-LlamaForCausalLM", "end_to_end/chunked", "end_to_end/cold"),
+    ),
+    "noise-that-depends-on-the-company": Fault(
+        faulty.CpuCopy(faulty.with_sampling(faulty.seeds_by_company)),
+        ("end_to_end/field-seed", "end_to_end/field-temperature"),
+        ("end_to_end/field-", "end_to_end/fields-"),
+        ("end_to_end/field", "end_to_end/cold"),
     ),
     "attention-that-refuses-two-layers": Fault(
         faulty.CpuCopy(faulty.OneLayerDevice),

@@ -13,9 +13,10 @@ from cardan.ops import round_to
 from cardan.ops.definitions import log_softmax
 from cardan.platform import ActivationCodes, Requantized
 from cardan.quantization import FORMATS, dequantize
-from cardan.testing.conformance import TINY_CONFIGS
+from cardan.testing.conformance import TINY_CONFIGS, CheckError, NotApplicableError, Subject
 from cardan.testing.conformance.attention_bound import attention_bound
 from cardan.testing.conformance.attention_checks import make_layer
+from cardan.testing.conformance.engine_run import Answer
 from cardan.testing.conformance.linear_checks import (
     activation_bound,
     half_steps,
@@ -24,8 +25,10 @@ from cardan.testing.conformance.linear_checks import (
     row_bound,
     weight_bound,
 )
+from cardan.testing.conformance.parity import hold_alike
 from cardan.testing.conformance.sampler_reference import Knobs, adjust, choose
 from cardan.testing.conformance.tiny_checkpoint import TinyCheckpoint, write_safetensors
+from cardan.testing.null_platform import platform as null_platform
 from cardan.testing.reference_attention import attend, seen
 
 
@@ -100,6 +103,14 @@ def test_draws_follow_the_shares() -> None:
 
 def test_what_is_too_close_to_call_is_not_called() -> None:
     assert choose(np.array([1.0, 1.0 + 1e-6, 0.0]), Knobs(), 0) is None
+    assert choose(np.array([1.0, 1.0 + 2e-5, 0.0]), Knobs(), 0) == 1, "the promise is 1e-5"
+    assert choose(np.array([160.0, 160.0 + 2e-5, 0.0]), Knobs(), 0) is None, "float32 is coarser there"
+    assert choose(np.array([1.0, 1.5, 0.0]), Knobs(), 0, off=0.3) is None
+    assert choose(np.array([1.0, 1.5, 0.0]), Knobs(), 0, off=0.2) == 1
+    by_half = Knobs(temperature=0.5, top_p=0.8, seed=5)
+    shares = np.log([0.5, 0.2999, 0.2001]) / 2
+    assert choose(shares, by_half, 0, off=1e-3) is None, "twice as far off over half the temperature"
+    assert choose(shares, by_half, 0) is not None
     assert choose(np.log([0.5, 0.3, 0.2]), Knobs(temperature=1.0, top_p=0.8), 0) is None
     assert log_softmax(np.array([[0.0, 0.0]])) == pytest.approx(np.log(0.5))
 
@@ -114,18 +125,41 @@ def test_our_safetensors_are_readable(tmp_path: Path) -> None:
     assert all(np.array_equal(loaded[name], tensors[name]) for name in tensors)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "Gemma2ForCausalLM", "Qwen3ForCausalLM"])
-def test_the_reference_model_is_transformers(architecture: str, tmp_path: Path) -> None:
+def test_the_reference_model_is_transformers_but_for_rounding(architecture: str, dtype: str, tmp_path: Path) -> None:
     import transformers
 
     checkpoint = TinyCheckpoint(tmp_path / architecture, TINY_CONFIGS[architecture])
     model_class = getattr(transformers, architecture)
-    model = model_class.from_pretrained(checkpoint.folder, dtype=torch.float32, attn_implementation="eager").eval()
+    kind = getattr(torch, dtype)
+    model = model_class.from_pretrained(checkpoint.folder, dtype=kind, attn_implementation="eager").eval()
     ids = np.random.default_rng(1).integers(3, 97, 40).tolist()
     with torch.no_grad():
         want = model(input_ids=torch.tensor([ids])).logits[0].double().numpy()
-    got = checkpoint.logits(ids)
-    assert np.abs(got - want).max() / np.abs(want).max() < 2e-5
+    excess = np.abs(checkpoint.logits(ids) - want).max() / checkpoint.rounding(ids, dtype)
+    assert 0.05 < excess <= 1
+
+
+def test_rounding_is_that_of_the_type(tmp_path: Path) -> None:
+    checkpoint = TinyCheckpoint(tmp_path / "llama", TINY_CONFIGS["LlamaForCausalLM"])
+    ids = list(range(3, 43))
+    wide, half, brain = (checkpoint.rounding(ids, dtype) for dtype in ("float32", "float16", "bfloat16"))
+    assert wide < half / 500 < brain / 2000
+
+
+def test_answers_without_a_model_are_held_to_those_of_the_same_prompt() -> None:
+    with Subject(null_platform) as subject:
+        hold_alike(subject, (1, 2), Answer(tokens=[5, 6]), "first")
+        hold_alike(subject, (1, 3), Answer(tokens=[7]), "another prompt of the same name")
+        hold_alike(subject, (1, 2), Answer(tokens=[5, 6, 8]), "longer")
+        with pytest.raises(CheckError, match="late got other tokens than at first"):
+            hold_alike(subject, (1, 2), Answer(tokens=[5, 6, 9]), "late")
+
+
+def test_a_format_without_a_description_is_left_out() -> None:
+    with pytest.raises(NotApplicableError, match="has no description of Q9_9 to compare with"):
+        make_view("Q9_9", 1, 32, np.random.default_rng(0))
 
 
 @pytest.mark.parametrize("fmt", [name for name, spec in FORMATS.items() if spec.quantized])

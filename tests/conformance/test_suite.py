@@ -366,4 +366,4 @@ def test_a_model_of_a_plugin_is_tried_like_any_other(monkeypatch: pytest.MonkeyP
 
 
 def test_a_config_is_known_for_every_model_that_cardan_brings() -> None:
-    assert set(MODEL_FAMILIES) == set(TINY_CONFIGS) | set(WRAPPERS)
+    assert set(MODEL_FAMILIES) == set(TINY_CONFIGS) | set(WRAPPERS), "add a config to TINY_CONFIGS for a new family"

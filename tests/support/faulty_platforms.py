@@ -86,6 +86,14 @@ class RopeTwice(TorchOps):
         return once if prepared.cos.shape[-1] < x.shape[-1] else super().rope_apply(once, prepared)
 
 
+class NarrowRopeTwice(RopeTwice):
+    """Only where activations are narrow."""
+
+    def rope_apply(self, x: torch.Tensor, prepared: Any) -> torch.Tensor:
+        apply = TorchOps.rope_apply if x.dtype is torch.float32 else RopeTwice.rope_apply
+        return apply(self, x, prepared)
+
+
 def with_ops(make: type[TorchOps]) -> type[OneThread]:
     class Device(OneThread):
         def __init__(self, info: DeviceInfo) -> None:
@@ -278,6 +286,11 @@ def no_penalties(sampling: SamplingBatch) -> SamplingBatch:
         repetition_penalty=np.ones_like(none),
         penalty_seeds=(),
     )
+
+
+def seeds_by_company(sampling: SamplingBatch) -> SamplingBatch:
+    """Noise that depends on how many rows are drawn at once."""
+    return replace(sampling, seeds=sampling.seeds + np.uint64(len(sampling.seeds)))
 
 
 # --- memory -------------------------------------------------------------------------------------

@@ -1,6 +1,6 @@
 """The ops table: every operation that models and the sampler use, on opaque array handles.
 
-It knows no array library. ``cardan.ops.specs`` declares each operation's axes, dtypes, float64 reference and tolerance.
+It knows no array library. ``cardan.ops.specs`` declares each operation's axes, dtypes, float64 reference and bounds.
 A platform implements the primitives; fused operations have default compositions in this class.
 """
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from cardan.errors import CardanError
-from cardan.platform import PLATFORM_API, CapturedStep, Feature, LinearSpec, OpsDevice, Support
+from cardan.platform import PLATFORM_API, AttentionMeta, CapturedStep, Feature, LinearSpec, OpsDevice, Support
 from cardan.platform.resolve import RECOMMENDABLE
 from cardan.testing.conformance.attention_checks import make_layer
 from cardan.testing.conformance.check import Check, CheckError, expect
@@ -20,8 +20,9 @@ from cardan.testing.conformance.engine_run import tiny
 from cardan.testing.conformance.linear_checks import claiming
 from cardan.testing.conformance.refusal_checks import refusal_checks
 from cardan.testing.conformance.subject import Subject
-from cardan.types import KVLayout
+from cardan.types import ForwardMode, KVLayout
 
+GRAPH_ROWS = (1, 2, 4)
 FAMILIES = ("dtype", "kv_dtype", "attention", "weights", "quantize")
 """Families of capabilities whose members must each have an implementation."""
 
@@ -159,4 +160,19 @@ def _run_graph(subject: Subject) -> None:
         runner = device.graph_runner(pool, device.attention(names[0], pool, layout, subject.best_dtype), step)
     except CardanError as error:
         raise CheckError(f"graph is claimed, but the device makes no graph runner: {error}") from error
-    expect(runner is not None, "graph is claimed, but the device has no graph runner")
+    if runner is None:
+        raise CheckError("graph is claimed, but the device has no graph runner")
+    fits = [rows for rows in GRAPH_ROWS if runner.can_replay(_decode_meta(rows))]
+    expect(bool(fits), f"graph is claimed, but no decode step of {', '.join(map(str, GRAPH_ROWS))} rows is replayed")
+
+
+def _decode_meta(count: int) -> AttentionMeta:
+    rows = np.arange(count, dtype=np.int32)
+    return AttentionMeta(
+        mode=ForwardMode.DECODE,
+        query_starts=np.arange(count + 1, dtype=np.int32),
+        seq_lens=np.ones(count, np.int32),
+        row_ids=rows,
+        positions=np.zeros(count, np.int32),
+        out_slots=rows[None] + 1,
+    )

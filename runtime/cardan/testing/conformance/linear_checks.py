@@ -16,13 +16,13 @@ from cardan.ops.rounding import ROUNDOFF, SMALLEST, gamma
 from cardan.platform import ActivationCodes, LinearMethod, LinearSpec, OpsDevice, Requantized, Support
 from cardan.quantization import FORMATS, WRITABLE_FORMATS, dequantize, quantize
 from cardan.testing.conformance.check import Check, CheckError, NotApplicableError, expect
+from cardan.testing.conformance.op_shapes import OUTER_SIZES
 from cardan.testing.conformance.subject import Subject
 from cardan.types import TensorView
 
 DENSE = ("F32", "F16", "BF16")
 HELD = {"float32": DENSE, "float16": ("F16",), "bfloat16": ("BF16",)}
 """Dense formats whose values a type of activations holds, so that none is rounded."""
-OUTER_SIZES = (1, 5, 31, 64)
 MANY_COLUMNS = 2048
 """Enough that a sum over them shows whether a tail of a few is left out."""
 DENSE_COLUMNS = (1, 7, 31, 33, 63, 65, 127, 160, MANY_COLUMNS)
