@@ -1,6 +1,7 @@
 """Attention of the native kernels against torch's on the CPU: the same pools, tables and steps, one layer at a time.
 
-It needs torch and cardan-native. Times are medians of milliseconds for one layer.
+It needs torch and cardan-native. Times are medians of milliseconds for one layer. ``--cpu`` counts the time of the
+process, for machines where others compute as well; with one thread that is what a quiet machine would take.
 """
 
 from __future__ import annotations
@@ -122,15 +123,16 @@ def make_bench(step: Step, shape: tuple[int, int, int], dtype: str, page: int) -
     )
 
 
-def median_ms(run: Callable[[int], Any], turns: int, budget_s: float) -> float:
+def median_ms(run: Callable[[int], Any], turns: int, arguments: argparse.Namespace) -> float:
     """Median time of a call; layers take turns."""
+    clock = time.process_time if arguments.cpu else time.perf_counter
     run(0)
     times: list[float] = []
-    begin = time.perf_counter()
-    while len(times) < 5 or time.perf_counter() - begin < budget_s:
-        start = time.perf_counter()
+    begin = clock()
+    while len(times) < 5 or clock() - begin < arguments.budget:
+        start = clock()
         run(len(times) % turns)
-        times.append(time.perf_counter() - start)
+        times.append(clock() - start)
     return statistics.median(times) * 1000
 
 
@@ -144,10 +146,8 @@ def measure(arguments: argparse.Namespace) -> Iterator[str]:
                 continue
             bench = make_bench(step, shape, arguments.dtype, arguments.page)
             turns = len(bench.layers)
-            native = median_ms(bench.native(arguments.variant, arguments.dtype), turns, arguments.budget)
-            other = (
-                float("nan") if arguments.no_torch else median_ms(bench.torch(arguments.dtype), turns, arguments.budget)
-            )
+            native = median_ms(bench.native(arguments.variant, arguments.dtype), turns, arguments)
+            other = float("nan") if arguments.no_torch else median_ms(bench.torch(arguments.dtype), turns, arguments)
             yield f"| {shape_name}: {step.name} | {other:.3f} | {native:.3f} | {other / native:.2f} |\n"
 
 
@@ -176,6 +176,7 @@ def main() -> None:
     parser.add_argument("--budget", type=float, default=1.0, help="seconds for each measurement")
     parser.add_argument("--only", default="", help="steps whose name contains this")
     parser.add_argument("--no-torch", action="store_true")
+    parser.add_argument("--cpu", action="store_true", help="count the CPU time of all threads instead of the clock")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     cardan_native.load(arguments.variant).set_threads(arguments.threads)

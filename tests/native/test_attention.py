@@ -176,9 +176,9 @@ def test_what_does_not_fit_is_refused() -> None:
     refused("q must be of 3 axes", tensor(native, np.zeros((1, 96))), keys, values, rows, 1.0)
     refused("sinks must be", q, keys, values, rows, 1.0, sinks=tensor(native, np.zeros(5)))
     refused("window and softcap", q, keys, values, rows, 1.0, window=-1)
-    three = tensor(native, np.zeros(3), "int32")
+    two, three = (tensor(native, np.zeros(size), "int32") for size in (2, 3))
     one = tensor(native, np.zeros(1), "int32")
-    refused("group must be below 1", q, keys, values, native.AttentionRows(stage.pool.tables, 1, one, three, one), 1.0)
+    refused("group must be below 1", q, keys, values, native.AttentionRows(stage.pool.tables, 1, one, two, one), 1.0)
     refused("query_starts must be", q, keys, values, native.AttentionRows(stage.pool.tables, 0, one, three, one), 1.0)
 
 

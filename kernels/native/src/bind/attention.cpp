@@ -25,8 +25,10 @@ void change_table(const Tensor& table, const Flat& rows, const Flat& positions, 
 void bind_attention(nb::module_& module) {
   nb::class_<AttentionRows>(module, "AttentionRows", "Which sequences a step attends for; int32 tensors.")
       .def("__init__",
-           [](AttentionRows* self, const Tensor& table, int64_t group, const Tensor& row_ids, const Tensor& query_starts,
-              const Tensor& seq_lens) { new (self) AttentionRows{table, group, row_ids, query_starts, seq_lens}; },
+           [](AttentionRows* self, const Tensor& table, int64_t group, const Tensor& row_ids,
+              const Tensor& query_starts, const Tensor& seq_lens) {
+             new (self) AttentionRows{table, group, row_ids, query_starts, seq_lens};
+           },
            nb::arg("table"), nb::arg("group"), nb::arg("row_ids"), nb::arg("query_starts"), nb::arg("seq_lens"));
   module.def(
       "attention",

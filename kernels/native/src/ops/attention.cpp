@@ -69,7 +69,7 @@ void run(const AttentionStep& step, Pool& pool) {
   // The calling thread's; the others only read it.
   thread_local AttentionSchedule own_schedule;
   thread_local AttentionScratch own_partials;
-  own_schedule.build(step);
+  own_schedule.build(step, pool.threads());
   const AttentionSchedule& schedule = own_schedule;
   float* partials = own_partials.need(schedule.partial_floats);
   const int64_t tasks = static_cast<int64_t>(schedule.tasks.size());
@@ -84,7 +84,8 @@ void run(const AttentionStep& step, Pool& pool) {
   });
   const int64_t merges = static_cast<int64_t>(schedule.merges.size());
   pool.parallel(merges, schedule.partial_floats < kSerialMerges ? merges : 1, [&](int64_t first, int64_t last) {
-    for (int64_t i = first; i < last; ++i) merge_splits(step, schedule, schedule.merges[static_cast<size_t>(i)], partials);
+    for (int64_t i = first; i < last; ++i)
+      merge_splits(step, schedule, schedule.merges[static_cast<size_t>(i)], partials);
   });
 }
 

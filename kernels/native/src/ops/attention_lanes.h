@@ -77,6 +77,27 @@ inline void transpose(vf* x) {
   }
 }
 
+// Asks for keys or values of a block before they are needed, a few with each call, so that the requests of one do not
+// hold up the computation of another. Rows of a block lie anywhere, where the processor does not look ahead by itself.
+class Ahead {
+ public:
+  Ahead() = default;
+  Ahead(const char* base, int64_t stride, int64_t bytes, const int32_t* slots, int64_t count)
+      : base_(base), stride_(stride), bytes_(bytes), slots_(slots), behind_(slots + count) {}
+
+  void next(int64_t rows) {
+    for (; rows > 0 && slots_ != behind_; --rows) {
+      const char* row = base_ + *slots_++ * stride_;
+      for (int64_t byte = 0; byte < bytes_; byte += 64) __builtin_prefetch(row + byte);
+    }
+  }
+
+ private:
+  const char* base_ = nullptr;
+  int64_t stride_ = 0, bytes_ = 0;  // from row to row, and of a row
+  const int32_t *slots_ = nullptr, *behind_ = nullptr;
+};
+
 inline int64_t whole_vectors(int64_t count) { return (count + kLanes - 1) / kLanes * kLanes; }
 
 // Prepares the scores of one query for exponentiation: caps them, and hides all but [first, last). `count` is a

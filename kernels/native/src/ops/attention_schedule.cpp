@@ -7,6 +7,8 @@ namespace {
 
 constexpr int64_t kSplitQueries = 16;   // rows of at most so many queries to a key head are split along their keys
 constexpr int64_t kSharedQueries = 48;  // a shared split takes about so many queries of a key head at once
+constexpr int64_t kQueriesAtOnce = 64;  // of all key heads of a task
+constexpr int64_t kTasksPerThread = 4;
 constexpr int64_t kTileQueries = 96;
 
 // A row's lengths as the plan holds them, cut to what there is memory for.
@@ -28,18 +30,22 @@ AttentionRow read_row(const AttentionStep& step, int64_t row) {
 
 int64_t tile_tokens(const AttentionStep& step) { return std::max<int64_t>(1, kTileQueries / step.shared); }
 
-void AttentionSchedule::build(const AttentionStep& step) {
+void AttentionSchedule::build(const AttentionStep& step, int threads) {
   rows.clear();
   members.clear();
   tasks.clear();
   merges.clear();
   partial_floats = products = 0;
-  int64_t behind = 0;
+  int64_t behind = 0, splits = 0;
   for (int64_t row = 0; row < step.rows; ++row) {
     add_row(step, row);
     behind = std::max(behind, rows.back().first_token + rows.back().count);
+    splits += rows.back().num_splits;
   }
   write_zeros(step, behind, step.tokens - behind);
+  const int64_t wanted = threads * kTasksPerThread;
+  const int64_t head_tasks = std::clamp<int64_t>((wanted + splits) / std::max<int64_t>(splits, 1), 1, step.kv_heads);
+  heads_at_once_ = threads == 1 ? step.kv_heads : (step.kv_heads + head_tasks - 1) / head_tasks;
   if (step.window || members.size() < 2)
     for (int32_t place = 0; place < static_cast<int32_t>(members.size()); ++place)
       add_own_splits(step, place, rows[members[place]].first_split);
@@ -77,8 +83,8 @@ void AttentionSchedule::add_tiles(const AttentionStep& step, int32_t index) {
   const int64_t size = tile_tokens(step), count = rows[index].count;
   for (int64_t tile = (count - 1) / size; tile >= 0; --tile)
     for (int32_t head = 0; head < step.kv_heads; ++head)
-      tasks.push_back({true, head, index, static_cast<int32_t>(tile * size),
-                       static_cast<int32_t>(std::min(count, (tile + 1) * size))});
+      tasks.push_back({true, index, static_cast<int32_t>(tile * size),
+                       static_cast<int32_t>(std::min(count, (tile + 1) * size)), head, head + 1});
 }
 
 // Whether all queries of a row see all keys of a split.
@@ -133,8 +139,12 @@ void AttentionSchedule::add_own_splits(const AttentionStep& step, int32_t place,
 }
 
 void AttentionSchedule::add_split(const AttentionStep& step, int32_t first, int32_t last, int64_t split) {
-  for (int32_t head = 0; head < step.kv_heads; ++head)
-    tasks.push_back({false, head, static_cast<int32_t>(split), first, last});
+  int64_t queries = 0;
+  for (int32_t place = first; place < last; ++place) queries += rows[members[place]].queries(step);
+  const int64_t heads = std::min(heads_at_once_, std::max<int64_t>(1, kQueriesAtOnce / queries));
+  for (int64_t head = 0; head < step.kv_heads; head += heads)
+    tasks.push_back({false, static_cast<int32_t>(split), first, last, static_cast<int32_t>(head),
+                     static_cast<int32_t>(std::min(head + heads, step.kv_heads))});
 }
 
 }  // namespace cardan_native

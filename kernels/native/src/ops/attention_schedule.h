@@ -24,9 +24,9 @@ struct ScheduledRow : AttentionRow {
 
 struct AttentionTask {
   bool tile;
-  int32_t kv_head;
-  int32_t index;        // tile: the row; split: which split
-  int32_t first, last;  // tile: tokens of the row; split: entries of `members`
+  int32_t index;                  // tile: the row; split: which split
+  int32_t first, last;            // tile: tokens of the row; split: entries of `members`
+  int32_t first_head, last_head;  // key heads; one for a tile
 };
 
 struct AttentionMerge {
@@ -35,8 +35,9 @@ struct AttentionMerge {
 
 class AttentionSchedule {
  public:
-  // Reads the lengths of the step as they are now.
-  void build(const AttentionStep& step);
+  // Reads the lengths of the step as they are now. How many key heads a split takes at once, side by side in memory,
+  // depends on `threads`; what it computes for each does not.
+  void build(const AttentionStep& step, int threads);
 
   std::vector<ScheduledRow> rows;
   std::vector<int32_t> members;  // rows of splits
@@ -62,6 +63,8 @@ class AttentionSchedule {
   void add_own_splits(const AttentionStep& step, int32_t place, int64_t first_split);
   void add_split(const AttentionStep& step, int32_t first, int32_t last, int64_t split);
   bool sees_whole(const ScheduledRow& row, int64_t split) const;
+
+  int64_t heads_at_once_ = 1;
 };
 
 // Tokens of a row that one tile takes.

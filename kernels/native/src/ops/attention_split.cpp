@@ -1,5 +1,6 @@
 // Attention of a few queries over one split of keys, which are read where they lie.
 
+#include <cstring>
 #include <vector>
 
 #include "ops/attention_lanes.h"
@@ -8,7 +9,7 @@
 namespace cardan_native {
 namespace {
 
-constexpr int64_t kChunkKeys = 32;  // keys that stay in the first cache while all queries of a task pass over them
+constexpr int64_t kChunkKeys = 16;  // keys that stay in the first cache while all queries of a task pass over them
 
 // One query row of a task: a token of a member and one of the heads that share the key head.
 struct Query {
@@ -25,21 +26,28 @@ struct Slotted {
   const int32_t* slots;
 
   const T* at(int64_t key) const { return base + slots[key] * stride; }
+  Slotted shifted(int64_t columns) const { return {base + columns, stride, slots}; }
 };
 
 // Products of `Queries` queries, `width` apart, with `Count` keys; a query's results lie kSplitKeys apart. Each product
 // is summed in the same order, whatever it is computed with.
 template <class T, int Queries, int Count>
 inline void products_of(const float* queries, int64_t width, const T* const* keys, int64_t dim, float* out) {
-  Vectors<Count> sums[Queries] = {};
+  Vectors<Count> sums[Queries];
+  for (auto& sum : sums)
+    for (vf& one : sum.at) one = splat(0.0f);
   int64_t column = 0;
-  for (; column + kLanes <= dim; column += kLanes) {
-    vf key[Count];
-    for (int i = 0; i < Count; ++i) key[i] = load(keys[i] + column);
-    for (int query = 0; query < Queries; ++query) {
-      const vf x = load(queries + query * width + column);
-      for (int i = 0; i < Count; ++i) sums[query].at[i] = fused(x, key[i], sums[query].at[i]);
-    }
+  const int64_t whole = dim / kLanes * kLanes;
+  if (whole > 0) {
+    do {
+      vf key[Count];
+      for (int i = 0; i < Count; ++i) key[i] = load(keys[i] + column);
+      for (int query = 0; query < Queries; ++query) {
+        const vf x = load(queries + query * width + column);
+        for (int i = 0; i < Count; ++i) sums[query].at[i] = fused(x, key[i], sums[query].at[i]);
+      }
+      column += kLanes;
+    } while (column != whole);
   }
   if (column < dim) {
     for (int i = 0; i < Count; ++i) {
@@ -67,27 +75,29 @@ void score_keys(const float* queries, int64_t width, const Slotted<T>& keys, int
   }
 }
 
+// All queries of one key head, with keys [first, last) of a split.
 template <class T>
-void score(const float* queries, int64_t count, int64_t width, const Slotted<T>& keys, int64_t dim, int64_t num_keys,
-           float* scores) {
-  for (int64_t first = 0; first < num_keys; first += kChunkKeys) {
-    const int64_t last = std::min(first + kChunkKeys, num_keys);
-    int64_t query = 0;
-    for (; query + 3 <= count; query += 3)
-      score_keys<T, 3>(queries + query * width, width, keys, dim, first, last, scores + query * kSplitKeys);
-    if (count - query == 2)
-      score_keys<T, 2>(queries + query * width, width, keys, dim, first, last, scores + query * kSplitKeys);
-    else if (count - query == 1)
-      score_keys<T, 1>(queries + query * width, width, keys, dim, first, last, scores + query * kSplitKeys);
-  }
+void score(const float* queries, int64_t count, int64_t width, const Slotted<T>& keys, int64_t dim, int64_t first,
+           int64_t last, float* scores) {
+  int64_t query = 0;
+  for (; query + 3 <= count; query += 3)
+    score_keys<T, 3>(queries + query * width, width, keys, dim, first, last, scores + query * kSplitKeys);
+  if (count - query == 2)
+    score_keys<T, 2>(queries + query * width, width, keys, dim, first, last, scores + query * kSplitKeys);
+  else if (count - query == 1)
+    score_keys<T, 1>(queries + query * width, width, keys, dim, first, last, scores + query * kSplitKeys);
 }
 
-// Columns of the weighed values of `Queries` queries, `Count` vectors of them or `part` columns of one.
+// Adds the values of keys [first, last) to `Count` vectors of columns, or to `part` columns of one, of `Queries`
+// queries whose sums lie `width` apart.
 template <class T, int Queries, int Count, bool Part = false>
-inline void weigh_columns(const float* weights, const Slotted<T>& values, int64_t num_keys, int part, float* out,
-                          int64_t width) {
-  Vectors<Count> sums[Queries] = {};
-  for (int64_t key = 0; key < num_keys; ++key) {
+inline void weigh_columns(const float* weights, const Slotted<T>& values, int64_t first, int64_t last, int part,
+                          float* out, int64_t width) {
+  Vectors<Count> sums[Queries];
+  for (int query = 0; query < Queries; ++query)
+    for (int i = 0; i < Count; ++i) sums[query].at[i] = load(out + query * width + i * kLanes);
+  int64_t key = first;
+  do {  // a loop that might not run at all would have the sums in memory
     const T* value = values.at(key);
     vf x[Count];
     for (int i = 0; i < Count; ++i) {
@@ -100,40 +110,41 @@ inline void weigh_columns(const float* weights, const Slotted<T>& values, int64_
       const vf weight = splat(weights[query * kSplitKeys + key]);
       for (int i = 0; i < Count; ++i) sums[query].at[i] = fused(weight, x[i], sums[query].at[i]);
     }
-  }
+  } while (++key != last);
   for (int query = 0; query < Queries; ++query)
     for (int i = 0; i < Count; ++i) store(out + query * width + i * kLanes, sums[query].at[i]);
 }
 
 template <class T, int Queries>
-void weigh_values(const float* weights, Slotted<T> values, int64_t dim, int64_t num_keys, float* out, int64_t width) {
-  constexpr int kMost = Queries == 1 ? 8 : 4;
+void weigh_values(const float* weights, Slotted<T> values, int64_t dim, int64_t first, int64_t last, float* out,
+                  int64_t width) {
   const T* base = values.base;
   int64_t column = 0;
   const auto pass = [&]<int Count>(std::integral_constant<int, Count>) {
     for (; column + Count * kLanes <= dim; column += Count * kLanes) {
       values.base = base + column;
-      weigh_columns<T, Queries, Count>(weights, values, num_keys, 0, out + column, width);
+      weigh_columns<T, Queries, Count>(weights, values, first, last, 0, out + column, width);
     }
   };
-  pass(std::integral_constant<int, kMost>());
+  pass(std::integral_constant<int, Queries == 1 ? 8 : 4>());
   pass(std::integral_constant<int, 2>());
   pass(std::integral_constant<int, 1>());
   values.base = base + column;
   if (column < dim)
-    weigh_columns<T, Queries, 1, true>(weights, values, num_keys, static_cast<int>(dim - column), out + column, width);
+    weigh_columns<T, Queries, 1, true>(weights, values, first, last, static_cast<int>(dim - column), out + column,
+                                       width);
 }
 
 template <class T>
-void weigh(const float* weights, int64_t count, const Slotted<T>& values, int64_t dim, int64_t num_keys, float* out,
-           int64_t width) {
+void weigh(const float* weights, int64_t count, const Slotted<T>& values, int64_t dim, int64_t first, int64_t last,
+           float* out, int64_t width) {
   int64_t query = 0;
   for (; query + 3 <= count; query += 3)
-    weigh_values<T, 3>(weights + query * kSplitKeys, values, dim, num_keys, out + query * width, width);
+    weigh_values<T, 3>(weights + query * kSplitKeys, values, dim, first, last, out + query * width, width);
   if (count - query == 2)
-    weigh_values<T, 2>(weights + query * kSplitKeys, values, dim, num_keys, out + query * width, width);
+    weigh_values<T, 2>(weights + query * kSplitKeys, values, dim, first, last, out + query * width, width);
   else if (count - query == 1)
-    weigh_values<T, 1>(weights + query * kSplitKeys, values, dim, num_keys, out + query * width, width);
+    weigh_values<T, 1>(weights + query * kSplitKeys, values, dim, first, last, out + query * width, width);
 }
 
 // The keys of a split that a task reads: all that any of its queries sees.
@@ -146,59 +157,96 @@ Range keys_of(const AttentionStep& step, const ScheduledRow& row, int64_t split)
           std::min((split + 1) * kSplitKeys, row.length)};
 }
 
-void put(const AttentionStep& step, const AttentionSchedule& schedule, const AttentionTask& task, const Query& query,
+void put(const AttentionStep& step, const AttentionSchedule& schedule, int64_t split, const Query& query,
          const AttentionState& state, float* partials) {
   if (query.row->num_splits == 1) {
     write_result(step, query.row->first_token + query.token, query.head, state);
     return;
   }
   const int64_t place = query.token * step.shared + query.head % step.shared;
-  float* to = partials + schedule.partial(step, *query.row, task.index, task.kv_head) +
+  float* to = partials + schedule.partial(step, *query.row, split, query.head / step.shared) +
               place * AttentionSchedule::partial_width(step);
   to[0] = state.largest;
   to[1] = state.sum;
   std::memcpy(to + 2, state.values, static_cast<size_t>(step.v_dim) * sizeof(float));
 }
 
+// What a task keeps: for each of its key heads the same queries, one after the other.
+struct Work {
+  int64_t heads, queries, q_width, v_width;
+  float *q, *scores, *sums;
+
+  Work(const AttentionStep& step, int64_t num_heads, int64_t num_queries, AttentionScratch& scratch)
+      : heads(num_heads), queries(num_queries), q_width(whole_vectors(step.k_dim)), v_width(whole_vectors(step.v_dim)) {
+    const int64_t q_size = AttentionScratch::padded(heads * queries * q_width);
+    const int64_t sums_size = AttentionScratch::padded(heads * queries * v_width);
+    scores = scratch.need(heads * queries * kSplitKeys + q_size + sums_size);
+    q = scores + heads * queries * kSplitKeys;
+    sums = q + q_size;
+    std::fill(sums, sums + heads * queries * v_width, 0.0f);
+  }
+};
+
+// Calls body(head, first, last) for pieces of a split that fit the first cache, and asks for the next piece meanwhile.
+template <class T, class Body>
+void for_pieces_of_keys(const Slotted<T>& rows, int64_t row_width, int64_t num_keys, int64_t heads, const Body& body) {
+  Ahead ahead(reinterpret_cast<const char*>(rows.base), rows.stride * static_cast<int64_t>(sizeof(T)),
+              row_width * static_cast<int64_t>(sizeof(T)), rows.slots, num_keys);
+  ahead.next(kChunkKeys);
+  for (int64_t first = 0; first < num_keys; first += kChunkKeys) {
+    const int64_t last = std::min(first + kChunkKeys, num_keys);
+    for (int64_t head = 0; head < heads; ++head) {
+      ahead.next((kChunkKeys + heads - 1) / heads);
+      body(head, first, last);
+    }
+  }
+}
+
 template <class T>
 void attend(const AttentionStep& step, const AttentionSchedule& schedule, const AttentionTask& task, float* partials) {
   thread_local AttentionScratch scratch;
-  thread_local std::vector<Query> queries;
+  thread_local std::vector<Query> queries;  // of the first key head
   queries.clear();
   for (int32_t place = task.first; place < task.last; ++place) {
     const ScheduledRow& row = schedule.rows[schedule.members[place]];
     for (int64_t token = 0; token < row.count; ++token)
-      for (int64_t head = 0; head < step.shared; ++head)
-        queries.push_back({&row, token, task.kv_head * step.shared + head});
+      for (int64_t head = 0; head < step.shared; ++head) queries.push_back({&row, token, head});
   }
-  const int64_t count = static_cast<int64_t>(queries.size());
-  const int64_t q_width = whole_vectors(step.k_dim), v_width = whole_vectors(step.v_dim);
-  float* q = scratch.need(count * (AttentionScratch::padded(q_width) + kSplitKeys + AttentionScratch::padded(v_width)));
-  float* scores = q + count * AttentionScratch::padded(q_width);
-  float* sums = scores + count * kSplitKeys;
-  for (int64_t i = 0; i < count; ++i)
-    read_query(step, queries[i].row->first_token + queries[i].token, queries[i].head, q + i * q_width, q_width);
-
-  const ScheduledRow& leader = *queries[0].row;
-  const Range range = keys_of(step, leader, task.index);
+  const int64_t heads = task.last_head - task.first_head, count = static_cast<int64_t>(queries.size());
+  Work work(step, heads, count, scratch);
+  const auto query_at = [&](int64_t i) {
+    Query query = queries[i % count];
+    query.head += (task.first_head + i / count) * step.shared;
+    return query;
+  };
+  for (int64_t i = 0; i < heads * count; ++i) {
+    const Query query = query_at(i);
+    read_query(step, query.row->first_token + query.token, query.head, work.q + i * work.q_width, work.q_width);
+  }
+  const Range range = keys_of(step, *queries[0].row, task.index);
   const int64_t num_keys = range.last - range.first;
-  const int32_t* slots = leader.slots + range.first;
-  const Slotted<T> keys{reinterpret_cast<const T*>(step.keys) + task.kv_head * step.k_dim, step.key_stride(), slots};
-  const Slotted<T> values{reinterpret_cast<const T*>(step.values) + task.kv_head * step.v_dim, step.value_stride(),
-                          slots};
-  score(q, count, q_width, keys, step.k_dim, num_keys, scores);
+  const int32_t* slots = queries[0].row->slots + range.first;
+  Slotted<T> keys{reinterpret_cast<const T*>(step.keys) + task.first_head * step.k_dim, step.key_stride(), slots};
+  for_pieces_of_keys(keys, heads * step.k_dim, num_keys, heads, [&](int64_t head, int64_t first, int64_t last) {
+    score(work.q + head * count * work.q_width, count, work.q_width, keys.shifted(head * step.k_dim), step.k_dim, first,
+          last, work.scores + head * count * kSplitKeys);
+  });
   thread_local std::vector<AttentionState> states;
-  states.resize(queries.size());
-  for (int64_t i = 0; i < count; ++i) {
-    const int64_t position = queries[i].row->position(queries[i].token);
+  states.resize(static_cast<size_t>(heads * count));
+  for (int64_t i = 0; i < heads * count; ++i) {
+    const int64_t position = queries[i % count].row->position(queries[i % count].token);
     const int64_t last = std::clamp<int64_t>(position + 1 - range.first, 0, num_keys);
     const int64_t first = std::clamp<int64_t>(step.first_key(position) - range.first, 0, last);
-    float* row = scores + i * kSplitKeys;
-    const float largest = prepare_scores(row, whole_vectors(num_keys), first, last, step.softcap);
-    states[i] = {largest, exponentiate(row, whole_vectors(num_keys), largest), sums + i * v_width};
+    float* scores = work.scores + i * kSplitKeys;
+    const float largest = prepare_scores(scores, whole_vectors(num_keys), first, last, step.softcap);
+    states[i] = {largest, exponentiate(scores, whole_vectors(num_keys), largest), work.sums + i * work.v_width};
   }
-  weigh(scores, count, values, step.v_dim, num_keys, sums, v_width);
-  for (int64_t i = 0; i < count; ++i) put(step, schedule, task, queries[i], states[i], partials);
+  Slotted<T> values{reinterpret_cast<const T*>(step.values) + task.first_head * step.v_dim, step.value_stride(), slots};
+  for_pieces_of_keys(values, heads * step.v_dim, num_keys, heads, [&](int64_t head, int64_t first, int64_t last) {
+    weigh(work.scores + head * count * kSplitKeys, count, values.shifted(head * step.v_dim), step.v_dim, first, last,
+          work.sums + head * count * work.v_width, work.v_width);
+  });
+  for (int64_t i = 0; i < heads * count; ++i) put(step, schedule, task.index, query_at(i), states[i], partials);
 }
 
 }  // namespace

@@ -21,58 +21,60 @@ constexpr int kMostRows = 6;
 
 int64_t panels_of(int64_t columns) { return (columns + kPanel - 1) / kPanel; }
 
-// Rows and the panel of one multiplication.
-struct Factors {
+// out[row] = out[row] * scales[row] + rows[row] x panel, of kPanel columns; without scales out[row] counts as 0.
+struct Product {
   const float* rows;  // [rows, depth]
   int64_t row_stride;
   const float* panel;  // [depth, kPanel]
-  int64_t depth;
+  int64_t depth;       // 1 or more
+  float* out;
+  int64_t out_stride;
+  const float* scales;
 };
 
-// out[row] = out[row] * scales[row] + rows[row] x panel; without scales out[row] counts as 0.
 template <int Rows, bool Scaled>
-void multiply_rows(const Factors& by, const float* scales, float* out, int64_t out_stride) {
+void multiply_rows(const Product& by) {
   vf left[Rows], right[Rows];
   for (int row = 0; row < Rows; ++row) {
-    if constexpr (Scaled) {
-      const vf scale = splat(scales[row]);
-      left[row] = load(out + row * out_stride) * scale;
-      right[row] = load(out + row * out_stride + kLanes) * scale;
-    } else {
-      left[row] = right[row] = splat(0.0f);
-    }
+    const vf scale = splat(Scaled ? by.scales[row] : 0.0f);
+    left[row] = Scaled ? load(by.out + row * by.out_stride) * scale : scale;
+    right[row] = Scaled ? load(by.out + row * by.out_stride + kLanes) * scale : scale;
   }
-  const float *values = by.rows, *panel = by.panel;
-  for (int64_t step = 0; step < by.depth; ++step, panel += kPanel) {
+  const float *values = by.rows, *panel = by.panel, *behind = values + by.depth;
+  do {  // a loop that might not run at all would have the sums in memory
     const vf first = load(panel), second = load(panel + kLanes);
+    panel += kPanel;
     for (int row = 0; row < Rows; ++row) {
-      const vf value = splat(values[row * by.row_stride + step]);
+      const vf value = splat(values[row * by.row_stride]);
       left[row] = fused(value, first, left[row]);
       right[row] = fused(value, second, right[row]);
     }
-  }
+  } while (++values != behind);
   for (int row = 0; row < Rows; ++row) {
-    store(out + row * out_stride, left[row]);
-    store(out + row * out_stride + kLanes, right[row]);
+    store(by.out + row * by.out_stride, left[row]);
+    store(by.out + row * by.out_stride + kLanes, right[row]);
   }
 }
 
 template <bool Scaled, int Rows = kMostRows>
-void multiply_few(int64_t count, const Factors& by, const float* scales, float* out, int64_t out_stride) {
+void multiply_few(const Product& by, int64_t count) {
   if constexpr (Rows > 0) {
     if (count == Rows)
-      multiply_rows<Rows, Scaled>(by, scales, out, out_stride);
+      multiply_rows<Rows, Scaled>(by);
     else
-      multiply_few<Scaled, Rows - 1>(count, by, scales, out, out_stride);
+      multiply_few<Scaled, Rows - 1>(by, count);
   }
 }
 
+// All of `count` rows; each step asks for `ahead_rows` of what comes next.
 template <bool Scaled>
-void multiply(int64_t count, Factors by, const float* scales, float* out, int64_t out_stride) {
-  for (int64_t row = 0; row < count; row += kMostRows) {
-    multiply_few<Scaled>(std::min<int64_t>(kMostRows, count - row), by, Scaled ? scales + row : nullptr,
-                         out + row * out_stride, out_stride);
+void multiply(Product by, int64_t count, Ahead& ahead, int64_t ahead_rows) {
+  for (; count > 0; count -= kMostRows) {
+    ahead.next(ahead_rows);
+    multiply_few<Scaled>(by, std::min<int64_t>(kMostRows, count));
     by.rows += kMostRows * by.row_stride;
+    by.out += kMostRows * by.out_stride;
+    if constexpr (Scaled) by.scales += kMostRows;
   }
 }
 
@@ -137,13 +139,16 @@ struct Tile {
 struct Block {
   int64_t first, last;
   int64_t first_token, last_token;  // of the tile
+  int64_t first_position;           // of the tile
+  const int32_t* slots;             // of the keys
+  int64_t next_keys;                // in the block after this one
 };
 
 // Scores become weights, and what a query has gathered so far gets its factor.
-void weigh_block(const AttentionStep& step, Tile& tile, const Block& block, int64_t first_position) {
+void weigh_block(const AttentionStep& step, Tile& tile, const Block& block) {
   const int64_t count = block.last - block.first;
   for (int64_t token = block.first_token; token < block.last_token; ++token) {
-    const int64_t position = first_position + token;
+    const int64_t position = block.first_position + token;
     const int64_t last = std::clamp<int64_t>(position + 1 - block.first, 0, count);
     const int64_t first = std::clamp<int64_t>(step.first_key(position) - block.first, 0, last);
     for (int64_t query = token * step.shared; query < (token + 1) * step.shared; ++query) {
@@ -161,25 +166,30 @@ void weigh_block(const AttentionStep& step, Tile& tile, const Block& block, int6
 }
 
 template <class T>
-void attend_block(const AttentionStep& step, Tile& tile, const Block& block, const int32_t* row_slots,
-                  int64_t kv_head, int64_t first_position) {
+void attend_block(const AttentionStep& step, Tile& tile, const Block& block, int64_t kv_head) {
   const int64_t count = block.last - block.first;
-  const int32_t* slots = row_slots + block.first;
-  gather_keys(reinterpret_cast<const T*>(step.keys) + kv_head * step.k_dim, step.key_stride(), slots, count, step.k_dim,
-              tile.key_panels);
-  gather_values(reinterpret_cast<const T*>(step.values) + kv_head * step.v_dim, step.value_stride(), slots, count,
-                step.v_dim, tile.value_panels);
   const int64_t first = block.first_token * step.shared;
   const int64_t queries = (block.last_token - block.first_token) * step.shared;
+  const T* keys = reinterpret_cast<const T*>(step.keys) + kv_head * step.k_dim;
+  const T* values = reinterpret_cast<const T*>(step.values) + kv_head * step.v_dim;
+  const int64_t size = static_cast<int64_t>(sizeof(T));
+  const int64_t ahead_rows = count / std::max<int64_t>(1, panels_of(count) * queries / kMostRows) + 1;
+
+  gather_keys(keys, step.key_stride(), block.slots, count, step.k_dim, tile.key_panels);
+  Ahead ahead(reinterpret_cast<const char*>(values), step.value_stride() * size, step.v_dim * size, block.slots, count);
   for (int64_t panel = 0; panel < panels_of(count); ++panel)
-    multiply<false>(queries,
-                    {tile.q + first * step.k_dim, step.k_dim, tile.key_panels + panel * step.k_dim * kPanel, step.k_dim},
-                    nullptr, tile.scores + first * kBlockKeys + panel * kPanel, kBlockKeys);
-  weigh_block(step, tile, block, first_position);
+    multiply<false>({tile.q + first * step.k_dim, step.k_dim, tile.key_panels + panel * step.k_dim * kPanel, step.k_dim,
+                     tile.scores + first * kBlockKeys + panel * kPanel, kBlockKeys, nullptr},
+                    queries, ahead, ahead_rows);
+  weigh_block(step, tile, block);
+  gather_values(values, step.value_stride(), block.slots, count, step.v_dim, tile.value_panels);
+  ahead = Ahead(reinterpret_cast<const char*>(keys), step.key_stride() * size, step.k_dim * size, block.slots + count,
+                block.next_keys);
   for (int64_t panel = 0; panel < tile.v_width / kPanel; ++panel)
-    multiply<true>(queries,
-                   {tile.scores + first * kBlockKeys, kBlockKeys, tile.value_panels + panel * kBlockKeys * kPanel, count},
-                   tile.scales + first, tile.values + first * tile.v_width + panel * kPanel, tile.v_width);
+    multiply<true>({tile.scores + first * kBlockKeys, kBlockKeys,
+                    tile.value_panels + panel * kBlockKeys * kPanel, count,
+                    tile.values + first * tile.v_width + panel * kPanel, tile.v_width, tile.scales + first},
+                   queries, ahead, ahead_rows);
 }
 
 template <class T>
@@ -189,18 +199,23 @@ void attend(const AttentionStep& step, const ScheduledRow& row, const AttentionT
   Tile tile(step, tokens * step.shared, scratch);
   for (int64_t query = 0; query < tile.queries; ++query)
     read_query(step, row.first_token + task.first + query / step.shared,
-               task.kv_head * step.shared + query % step.shared, tile.q + query * step.k_dim, step.k_dim);
+               task.first_head * step.shared + query % step.shared, tile.q + query * step.k_dim, step.k_dim);
   const int64_t first_position = row.position(task.first), behind = first_position + tokens;
   const int64_t first_key = step.first_key(first_position);
   for (int64_t start = first_key / kBlockKeys * kBlockKeys; start < behind; start += kBlockKeys) {
-    Block block{std::max(start, first_key), std::min(start + kBlockKeys, behind), 0, tokens};
+    Block block{};
+    block.first = std::max(start, first_key);
+    block.last = std::min(start + kBlockKeys, behind);
     block.first_token = std::max<int64_t>(0, block.first - first_position);
-    if (step.window) block.last_token = std::min(tokens, block.last + step.window - 1 - first_position);
-    attend_block<T>(step, tile, block, row.slots, task.kv_head, first_position);
+    block.last_token = step.window ? std::min(tokens, block.last + step.window - 1 - first_position) : tokens;
+    block.first_position = first_position;
+    block.slots = row.slots + block.first;
+    block.next_keys = std::min(kBlockKeys, behind - block.last);
+    attend_block<T>(step, tile, block, task.first_head);
   }
   for (int64_t query = 0; query < tile.queries; ++query)
     write_result(step, row.first_token + task.first + query / step.shared,
-                 task.kv_head * step.shared + query % step.shared,
+                 task.first_head * step.shared + query % step.shared,
                  {tile.largest[query], tile.sums[query], tile.values + query * tile.v_width});
 }
 
