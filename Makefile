@@ -78,14 +78,17 @@ $(VENV)/installed-$(PLATFORM): $(BIN)/python pyproject.toml constraints.txt
 	@touch $@
 
 $(VENV)/installed-test: $(BIN)/python pyproject.toml constraints.txt
+	@echo "Installing what the tests need into $(VENV) ..."
 	@$(PIP) -e '.[$(TESTED)]'
 	@touch $@
 
 $(VENV)/installed-check: $(BIN)/python pyproject.toml constraints.txt
+	@echo "Installing what the checks need into $(VENV) ..."
 	@$(PIP) -e '.[cpu,mlx,test,test-torch,check]'
 	@touch $@
 
 $(VENV)/installed-bench: $(BIN)/python pyproject.toml constraints.txt
+	@echo "Installing what the benchmarks need into $(VENV) ..."
 	@$(PIP) -e '.[cpu,test,test-torch,bench]'
 	@touch $@
 
@@ -99,5 +102,6 @@ $(VENV)/installed-native: $(BIN)/python $(shell find kernels/native/src kernels/
 	@touch $@
 
 $(CARDAN_CACHE)/fetched: | $(VENV)/installed-test
+	@echo "Fetching SmolLM2-135M, 98 MB, into $(CARDAN_CACHE) ..."
 	@$(BIN)/cardan fetch smollm2-135m
 	@touch $@

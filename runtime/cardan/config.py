@@ -30,7 +30,7 @@ class ModelConfig:
         quantization_fallback: what happens to a weight format no GEMM of the platform takes.
         revision: branch, tag or commit on the hub.
         sampling_defaults: temperature, top-p, top-k, min-p and repetition penalty of requests that do not state them:
-            ``model`` takes the model's generation_config.json, ``openai`` 1.0 and no filter.
+            ``model`` takes the model's generation_config.json, ``openai`` temperature 1.0 and no filter or penalty.
         random_weights: fill the weights at random from this seed (benchmarks of shapes without weights).
     """
 

@@ -16,7 +16,9 @@ from typing import IO
 import pytest
 
 from cardan.cli.app import EXIT_CONFIG, EXIT_FAILED, run
+from cardan.platform import Availability
 from cardan.testing import write_tiny_model
+from cardan.testing.null_platform import NullPlatform
 
 NULL = ("--model", "null", "--platform", "null", "--max-total-tokens", "4096")
 
@@ -75,6 +77,14 @@ def test_one_platform(capsys: pytest.CaptureFixture[str]) -> None:
     assert "step_ms" in out
     assert run(["platforms", "null", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["capabilities"]
+
+
+def test_a_platform_that_cannot_run_here_says_why(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(NullPlatform, "probe", lambda _: Availability(0, "there is nothing to fake", usable=False))
+    assert run(["platforms", "null"]) == EXIT_FAILED
+    assert "Platform 'null' cannot run on this machine: there is nothing to fake." in capsys.readouterr().err
 
 
 def test_plan_shows_sources_and_reasons(capsys: pytest.CaptureFixture[str]) -> None:

@@ -47,7 +47,7 @@ def test_what_the_file_says_is_in_the_plan(null_config, model):
 def test_a_file_without_them_changes_nothing(null_config):
     setting = resolve_plan(null_config()).settings["sampling_defaults"]
     assert (setting.value, setting.source) == (None, SettingSource.MODEL)
-    assert setting.why == "the model's generation_config.json names none"
+    assert setting.why == "the model's files name none: temperature 1.0, no filter, no penalty"
 
 
 def test_requests_take_them_unless_they_state_their_own(start_engine, model, vocabulary):

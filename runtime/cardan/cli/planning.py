@@ -20,6 +20,7 @@ from cardan.cli.terminal import (
     show_plan,
     show_platforms,
 )
+from cardan.errors import PlatformNotFoundError
 
 JsonFlag = Annotated[bool, Parameter(name="--json", help="Print JSON instead of tables.", negative="")]
 
@@ -51,7 +52,14 @@ def platforms(
         return
     platform = load_platform(name)
     options = option_rows(platform.options())
-    for device in platform.devices():
+    availability = platform.probe()
+    devices = platform.devices() if availability.usable else ()
+    if not devices:
+        raise PlatformNotFoundError(
+            f"Platform {name!r} cannot run on this machine: {availability.reason.rstrip('.')}. "
+            "`cardan platforms` shows what can."
+        )
+    for device in devices:
         capabilities = platform.capabilities(device)
         answers = capability_rows(capabilities)
         if as_json:

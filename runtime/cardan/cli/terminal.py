@@ -62,7 +62,10 @@ def show_plan(console: Console, plan: Mapping[str, Any]) -> None:
         f"[bold]model[/]    {escape(model['name'])}: {model['architecture']}, {model['num_layers']} layers, "
         f"{model['num_parameters'] / 1e6:,.0f}M parameters, {format_bytes(model['weight_bytes'])}"
     )
-    options = [PlanRow(f"option {name}", str(value), "", "") for name, value in plan["platform_options"].items()]
+    why = f"`cardan platforms {plan['platform']}` describes it"
+    options = [
+        PlanRow(f"option {name}", str(value), "platform", why) for name, value in plan["platform_options"].items()
+    ]
     settings = [
         PlanRow(name, _value_text(item["value"]), item["source"], item["why"])
         for name, item in plan["settings"].items()

@@ -398,7 +398,8 @@ class Frontend:
                 call.set_exception(dead)
         self._requests.fail_all(dead)
         if not self._closing:
-            logger.error("engine is dead: %s", dead)
+            if self._info is not None:  # what makes a start fail is raised by it
+                logger.error("engine is dead: %s", dead)
             self._dead.set_result(dead)
             for child in self._children:
                 child.kill()

@@ -42,7 +42,7 @@ def with_sampling_defaults(
     if found.get("top_k") == 0:  # how such files write the whole vocabulary
         found["top_k"] = -1
     if not found:
-        why = "the model's generation_config.json names none"
+        why = "the model's files name none: temperature 1.0, no filter, no penalty"
         return plan.with_setting("sampling_defaults", None, SettingSource.MODEL, why)
     limits = RequestLimits(
         vocab_size=plan.model.vocab_size, platform=plan.platform, lacking=lacking_features(capabilities)
