@@ -129,7 +129,7 @@ def test_the_normal_distribution_is_within_its_bounds(variant: str) -> None:
     wide = x.astype(np.float64)
     distribution = np.array([0.5 * math.erfc(-value / math.sqrt(2.0)) for value in wide])
     got = cn.to_array(native.gelu(cn.to_tensor(native, x), False)).astype(np.float64)
-    assert (np.abs(got - wide * distribution) <= np.abs(wide) * 2e-7).all()
+    assert (np.abs(got - wide * distribution) <= np.abs(wide) * 2e-7 + 1e-44).all()
     low = distribution < 0.16
     off = units_in_last_place(got[low].astype(np.float32), (wide * distribution)[low])
     assert (off <= 9.0 + wide[low] ** 2 / 2).all()

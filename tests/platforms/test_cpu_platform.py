@@ -10,10 +10,13 @@ import numpy as np
 import pytest
 import torch
 
+from cardan.config import EngineConfig, ModelConfig, PlatformConfig
+from cardan.engine.preparation import resolve_plan
 from cardan.errors import ConfigError, UnsupportedError
 from cardan.platform import DeviceInfo, Evidence, Feature, LinearSpec, Memory, SharedMemoryPolicy, Support, host_memory
 from cardan.platform.cgroups import cpu_quota, memory_limit
 from cardan.quantization import AFFINE_FORMATS, BLOCK_FORMATS
+from cardan.testing import write_tiny_model
 from cardan.types import TensorView
 from cardan_cpu import platform
 from cardan_cpu.cpu_platform import _recommended_dtype
@@ -328,3 +331,16 @@ def test_refuses_block_formats_and_wrong_numbers_of_rows() -> None:
         method.pack([TensorView("w", "Q8_0", (2, 32), memoryview(bytes(68)))], spec(2, 32, "float32"), None)
     with pytest.raises(UnsupportedError, match="layer needs 3 rows, but its tensors have 2"):
         method.pack([view(np.ones((2, 3), np.float32))], spec(3, 3, "float32"), None)
+
+
+@pytest.mark.parametrize("kernels", [kind for kind in (NATIVE, TORCH) if choose(kind).kind is not None])
+def test_a_plan_is_about_the_kernels_that_were_asked_for(tmp_path: Path, kernels: str) -> None:
+    model = write_tiny_model(tmp_path / "tiny")
+    config = EngineConfig(
+        model=ModelConfig(model=str(model), random_weights=0),
+        platform=PlatformConfig(platform="cpu", options=(f"kernels={kernels}",)),
+    )
+    plan = resolve_plan(config)
+    assert plan.value("decode_attention_backend") == plan.value("prefill_attention_backend") == kernels
+    assert choose(kernels).name in plan.device.detail
+    assert plan.platform_options["kernels"] == kernels

@@ -15,6 +15,32 @@ namespace {
 constexpr size_t kAlignment = 64;
 constexpr size_t kMostKept = size_t{256} << 20;
 
+// Blocks from this size on come from the system and go back to it one by one: the C library would keep those between.
+constexpr size_t kMapped = size_t{1} << 20;
+
+void* map_pages(size_t bytes) {
+  void* data = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (data == MAP_FAILED) throw std::bad_alloc();
+#ifdef MADV_HUGEPAGE
+  madvise(data, bytes, MADV_HUGEPAGE);
+#endif
+  return data;
+}
+
+char* make_block(size_t bytes) {
+  if (bytes >= kMapped) return static_cast<char*>(map_pages(bytes));
+  void* data = std::aligned_alloc(kAlignment, bytes);
+  if (!data) throw std::bad_alloc();
+  return static_cast<char*>(data);
+}
+
+void free_block(char* data, size_t bytes) {
+  if (bytes >= kMapped)
+    munmap(data, bytes);
+  else
+    std::free(data);
+}
+
 // Sizes are rounded up to a sixteenth of their power of two, so that tensors of like size share blocks.
 size_t rounded(size_t bytes) {
   if (bytes <= kAlignment) return kAlignment;
@@ -44,8 +70,7 @@ std::shared_ptr<Storage> Allocator::take(size_t bytes) {
       found->second.pop_back();
       free_bytes_ -= size;
     } else {
-      storage->data = static_cast<char*>(std::aligned_alloc(kAlignment, size));
-      if (!storage->data) throw std::bad_alloc();
+      storage->data = make_block(size);
       held_bytes_ += size;
     }
   }
@@ -64,7 +89,7 @@ void Allocator::give_back(char* data, size_t bytes) {
   // Blocks of sizes that nobody asks for any more would fill the allowance for ever, so the older ones go.
   if (free_bytes_ + bytes > most_kept_) release_free();
   if (bytes > most_kept_) {
-    std::free(data);
+    free_block(data, bytes);
     held_bytes_ -= bytes;
     return;
   }
@@ -74,7 +99,7 @@ void Allocator::give_back(char* data, size_t bytes) {
 
 void Allocator::release_free() {
   for (auto& [size, blocks] : free_)
-    for (char* block : blocks) std::free(block);
+    for (char* block : blocks) free_block(block, size);
   free_.clear();
   held_bytes_ -= free_bytes_;
   free_bytes_ = 0;
@@ -83,12 +108,7 @@ void Allocator::release_free() {
 std::shared_ptr<Storage> zeroed_storage(size_t bytes) {
   auto storage = std::make_shared<Storage>();
   const size_t size = std::max(bytes, size_t{1});
-  void* data = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (data == MAP_FAILED) throw std::bad_alloc();
-#ifdef MADV_HUGEPAGE
-  madvise(data, size, MADV_HUGEPAGE);
-#endif
-  storage->data = static_cast<char*>(data);
+  storage->data = static_cast<char*>(map_pages(size));
   storage->bytes = size;
   return storage;
 }
