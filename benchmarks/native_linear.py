@@ -134,6 +134,9 @@ def main() -> None:
     for name in options.shapes:
         _say(name)
         for fmt in options.formats:
+            if SHAPES[name][1] % FORMATS[fmt].block_elements:
+                _say(f"{fmt} has blocks of {FORMATS[fmt].block_elements}, which do not fill these rows")
+                continue
             quantized = FORMATS[fmt].block_elements > 1
             for activations in options.activations if quantized else ["float"]:
                 for line in linear_times(native, fmt, SHAPES[name], activations, options.rows):

@@ -18,8 +18,6 @@ inline constexpr int64_t kTileBytes = 64;  // of a row of a full tile
 
 #if defined(__AMX_TILE__)
 
-inline constexpr bool kHasTiles = true;
-
 inline void tiles_see_memory() { __asm__ volatile("" ::: "memory"); }
 
 // One for as long as tiles are used: sets them up, and gives them back. The shape of tile i is the i-th given.
@@ -53,10 +51,6 @@ class TileScope {
 
   Config config_;
 };
-
-#else
-
-inline constexpr bool kHasTiles = false;
 
 #endif
 
