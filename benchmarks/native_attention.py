@@ -14,10 +14,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import cardan_native
 import numpy as np
 import torch
 
+import cardan_native
 from cardan.platform import AttentionMeta
 from cardan.types import ForwardMode, KVLayout, LayerKV, TableDelta
 from cardan_cpu.native_attention import NativeAttention
