@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from cardan.errors import PlatformError
+from cardan.errors import ConfigError, PlatformError
 
 SMOLLM2_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 
@@ -39,7 +39,7 @@ def lacks_torch(error: BaseException | None) -> bool:
         return error.name == "torch"
     if isinstance(error, ImportError):
         return "install torch" in str(error)
-    return isinstance(error, PlatformError) and "torch is not installed" in str(error)
+    return isinstance(error, PlatformError | ConfigError) and "torch is not installed" in str(error)
 
 
 class ModuleThatMayNeedTorch(pytest.Module):
