@@ -20,6 +20,7 @@ namespace {
 
 constexpr int kMostRows = 8;  // whose sums are in registers together
 constexpr int64_t kPairRow = 2 * kPanel;
+constexpr int64_t kRowsCopied = 16;  // at a time: fewer are copied sooner than threads wake
 
 // Rows copied one after the other, filled up with zeros: tiles are read whole.
 struct PaddedRows {
@@ -31,16 +32,18 @@ int64_t padded_stride(int64_t width) { return (width + 31) / 32 * 32 + 32; }
 
 int64_t padded_count(int64_t rows) { return (rows + kTileRows - 1) / kTileRows * kTileRows; }
 
-PaddedRows padded_rows_of(const LinearCall& call) {
+PaddedRows padded_rows_of(const LinearCall& call, Pool& pool) {
   const Rows& x = call.x;
   auto* data = reinterpret_cast<bf16*>(call.scratch);
-  const int64_t stride = padded_stride(x.width), rows = padded_count(x.rows);
-  for (int64_t row = 0; row < rows; ++row) {
-    bf16* to = data + row * stride;
-    const int64_t width = row < x.rows ? x.width : 0;
-    if (width) std::memcpy(to, x.at<bf16>(row), static_cast<size_t>(width) * 2);
-    std::memset(static_cast<void*>(to + width), 0, static_cast<size_t>(stride - width) * 2);
-  }
+  const int64_t stride = padded_stride(x.width);
+  pool.parallel(padded_count(x.rows), kRowsCopied, [&](int64_t first, int64_t last) {
+    for (int64_t row = first; row < last; ++row) {
+      bf16* to = data + row * stride;
+      const int64_t width = row < x.rows ? x.width : 0;
+      if (width) std::memcpy(to, x.at<bf16>(row), static_cast<size_t>(width) * 2);
+      std::memset(static_cast<void*>(to + width), 0, static_cast<size_t>(stride - width) * 2);
+    }
+  });
   return {data, stride};
 }
 
@@ -152,7 +155,7 @@ bool takes_bf16_pairs(const PackedLinear& weight, DType x) { return weight.codes
 int64_t bf16_rows_bytes(const Rows& x) { return padded_count(x.rows) * padded_stride(x.width) * 2; }
 
 void linear_bf16_pairs(const LinearCall& call, Pool& pool) {
-  const PaddedRows x = padded_rows_of(call);
+  const PaddedRows x = padded_rows_of(call, pool);
   const PackedLinear& weight = *call.weight;
   const bool tiles = takes_tiles(call);
   for_each_block(call, pool, [&](int64_t panel, int64_t first, int64_t last) {
