@@ -18,11 +18,16 @@ Activations activations_of(const std::string& name) {
   throw std::invalid_argument("pack_linear: activations must be int8, int16 or float, got '" + name + "'");
 }
 
+const char* name_of(Activations activations) {
+  if (activations == Activations::kFloat) return "float";
+  return activations == Activations::kInt8 ? "int8" : "int16";
+}
+
 Weight pack_linear(const std::string& format, const std::vector<Bytes>& parts, const std::vector<int64_t>& rows,
                    int64_t in_features, const std::string& dtype, const Tensor* bias, const std::string& activations) {
   if (parts.size() != rows.size())
-    throw std::invalid_argument("pack_linear: " + std::to_string(parts.size()) + " parts need as many counts of rows, got " +
-                                std::to_string(rows.size()));
+    throw std::invalid_argument("pack_linear: " + std::to_string(parts.size()) +
+                                " parts need as many counts of rows, got " + std::to_string(rows.size()));
   PackRequest request;
   request.format = format;
   request.columns = in_features;
@@ -42,15 +47,15 @@ void bind_linear(nb::module_& module) {
       .def_prop_ro("num_bytes", &PackedLinear::num_bytes, "Bytes of codes, scales and bias.")
       .def_prop_ro("rows", [](const PackedLinear& x) { return x.rows; }, "Output features.")
       .def_prop_ro("columns", [](const PackedLinear& x) { return x.columns; }, "Inner features.")
-      .def_prop_ro("activations", [](const PackedLinear& x) {
-                     return x.activations == Activations::kInt8 ? "int8" : x.activations == Activations::kInt16 ? "int16" : "float";
-                   },
+      .def_prop_ro("activations", [](const PackedLinear& x) { return name_of(x.activations); },
                    "What activations are rounded to before they are multiplied: int8, int16, or float for nothing.");
   module.def("packable_formats", &packable_formats, "Names of the formats that pack_linear takes.");
   module.def("pack_linear", &pack_linear, nb::arg("format"), nb::arg("parts"), nb::arg("rows"), nb::arg("in_features"),
              nb::arg("dtype"), nb::arg("bias") = nb::none(), nb::arg("activations") = "float",
              "Pack the rows of all parts, uint8 arrays in one format, for activations of a type.");
-  module.def("linear", [](const Tensor& x, const Weight& weight) { return linear("linear", x, weight, nullptr, x.dtype); },
+  module.def("linear", [](const Tensor& x, const Weight& weight) {
+               return linear("linear", x, weight, nullptr, x.dtype);
+             },
              nb::arg("x"), nb::arg("weight"), Unlocked(), "x @ weight.T + bias, in the type of x.");
   module.def("linear_add", [](const Tensor& x, const Weight& weight, const Tensor& residual) {
                return linear("linear_add", x, weight, &residual, x.dtype);

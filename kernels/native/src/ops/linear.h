@@ -14,8 +14,8 @@ using Weight = std::shared_ptr<const PackedLinear>;
 // where not null, are [..., rows] of type `out`.
 //
 // Where the weight asks for it, x is rounded to steps of the largest magnitude of each 32 consecutive elements: 127 of
-// them for int8, 32,639 for int16 (two planes of int8). An element moves by at most half a step, a result by at most the
-// sum of |weight| times that. A row that holds NaN or infinity then becomes NaN everywhere; no other row changes.
+// them for int8, 32,639 for int16 (two planes of int8). An element moves by at most half a step, a result by at most
+// the sum of |weight| times that. A row that holds NaN or infinity then becomes NaN everywhere; no other row changes.
 //
 // Results do not depend on the number of threads, nor on what other rows hold. With rounded activations they do not
 // depend on the number of rows either; for the others see the files of the kernels.

@@ -1,8 +1,8 @@
 // bfloat16 activations times dense bfloat16 weights, in pairs, where the processor has instructions for that: products
 // are exact and sums float32, with numbers below the smallest normal one taken for 0.
 //
-// A row's result does not depend on the number of rows, but where there are tiles it changes from the rows on from which
-// they are used.
+// A row's result does not depend on the number of rows, but where there are tiles it changes from the number on from
+// which they are used.
 
 #include <algorithm>
 #include <cstring>

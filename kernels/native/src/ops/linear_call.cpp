@@ -118,7 +118,8 @@ int64_t float_rows_bytes(const Rows& x) {
 
 int64_t int8_rows_bytes(const PackedLinear& weight, int64_t rows) {
   const int64_t planes = weight.activations == Activations::kInt16 ? 2 : 1;
-  return padded_rows(rows) * (planes * weight.columns + weight.columns / kGroup * 4 + weight.columns / weight.unit() * 4);
+  const int64_t groups = weight.columns / kGroup, units = weight.columns / weight.unit();
+  return padded_rows(rows) * (planes * weight.columns + 4 * groups + 4 * units);
 }
 
 FloatRows widen_rows_of(const LinearCall& call, Pool& pool) {

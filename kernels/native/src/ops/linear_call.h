@@ -19,8 +19,9 @@ struct FloatRows {
   int64_t stride = 0;
 };
 
-// Rows quantized by groups of 32: value = scale * code, and code = 256 * that of the second plane + that of the first. `sums` has one entry for each unit of the weight: scale times
-// the sum of the unit's codes where the weight has minimums, as float32; else that sum times -offset, as int32.
+// Rows quantized by groups of 32: value = scale * code; code = 256 * that of the second plane + that of the first.
+// `sums` has one entry for each unit of the weight: scale times the sum of the unit's codes where the weight has
+// minimums, as float32; else that sum times -offset, as int32.
 struct Int8Rows {
   const int8_t* codes = nullptr;
   const float* scales = nullptr;

@@ -1,8 +1,8 @@
 // Packed weights widened again: scales to float32, codes to bytes, whole weights to float32.
 //
-// Weights come out as `cardan.quantization.dequantize` gives them, bit for bit: one product and one sum in float32, each
-// rounded (this file is compiled without contraction), in formats whose products of code and scale are exact anyway
-// (all but float32 scales) as well as in the others.
+// Weights come out as `cardan.quantization.dequantize` gives them, bit for bit: one product and one sum in float32,
+// both rounded (this file is compiled without contraction), in formats whose products of code and scale are exact
+// anyway (all but float32 scales) as well as in the others.
 #pragma once
 
 #include "ops/packed.h"

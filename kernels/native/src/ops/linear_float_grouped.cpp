@@ -76,8 +76,10 @@ Multiply choose(const PackedLinear& weight) {
   switch (weight.codes) {
     case Codes::kNibble:
       if (weight.unit() == 32)
-        return weight.has_minimums ? &multiply<Codes::kNibble, 1, true, kRows> : &multiply<Codes::kNibble, 1, false, kRows>;
-      return weight.has_minimums ? &multiply<Codes::kNibble, 2, true, kRows> : &multiply<Codes::kNibble, 2, false, kRows>;
+        return weight.has_minimums ? &multiply<Codes::kNibble, 1, true, kRows>
+                                   : &multiply<Codes::kNibble, 1, false, kRows>;
+      return weight.has_minimums ? &multiply<Codes::kNibble, 2, true, kRows>
+                                 : &multiply<Codes::kNibble, 2, false, kRows>;
     case Codes::kFive:
       return weight.has_minimums ? &multiply<Codes::kFive, 1, true, kRows> : &multiply<Codes::kFive, 1, false, kRows>;
     case Codes::kSix:
