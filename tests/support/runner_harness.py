@@ -48,7 +48,10 @@ def greedy(rows: np.ndarray, positions: np.ndarray, vocab: int, **changes: Any) 
 class RunnerHarness:
     """A model on a platform, and sequences over scattered slots."""
 
-    def __init__(self, model: Path, platform: Any, dtype: str = "float32", **model_settings: Any) -> None:
+    def __init__(
+        self, model: Path, platform: Any, dtype: str = "float32", options: dict[str, Any] | None = None,
+        **model_settings: Any,
+    ) -> None:  # fmt: skip
         config = EngineConfig(
             model=ModelConfig(model=str(model), dtype=dtype, **model_settings),  # type: ignore[arg-type]
             cache=CacheConfig(max_total_tokens=NUM_SLOTS),
@@ -57,7 +60,7 @@ class RunnerHarness:
         self.model = build_model(self.checkpoint.config, "model", self.checkpoint.tensor_info())
         info = platform.devices()[0]
         self.plan = resolve(config, self.model.facts, platform_facts(platform, info, self.model.facts))
-        self.device = open_device(platform, info, {**self.plan.platform_options, "threads": 1})
+        self.device = open_device(platform, info, {**self.plan.platform_options, "threads": 1, **(options or {})})
         self.loaded = self.device.load(self.model, self.checkpoint, self.plan)
         self.vocab = self.model.facts.vocab_size
         layout = KVLayout(layers=self.model.facts.layers, page_size=1, dtype=self.plan.kv_cache_dtype)
