@@ -1,4 +1,4 @@
-# demo · test · test-more · check · conform · bench · mac-check · docs
+# demo · test · test-more · check · conform · native-compile · bench · mac-check · docs
 #
 # Everything is installed into .venv; models are kept in .cardan. Nothing else of the machine is touched.
 
@@ -28,7 +28,7 @@ P ?= $(PLATFORM)
 # One process a core, one thread each; a file stays in one process, so that its fixtures are made once.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile
 
-.PHONY: demo test test-more check conform bench mac-check docs clean
+.PHONY: demo test test-more check conform native-compile bench mac-check docs clean
 
 demo: $(VENV)/installed-$(PLATFORM) $(NATIVE)
 	@$(BIN)/python examples/demo.py
@@ -48,10 +48,16 @@ check: $(VENV)/installed-check
 	$(BIN)/lint-imports
 	$(BIN)/python -m pytest -q tests/test_house.py
 
-# What every platform has to get right, on the one that P names; one that is not installed yet brings an extra of its name.
+# What every platform has to get right, on the one that P names, with its options O; one that is not installed
+# yet brings an extra of its name.
 conform: $(VENV)/installed-test $(NATIVE)
 	$(if $(filter-out $(PLATFORM) null,$(P)),@$(PIP) -e '.[$(P)]')
-	$(BIN)/cardan conform --platform $(P)
+	$(BIN)/cardan conform --platform $(P) $(addprefix --platform-option ,$(O))
+
+# Every variant of the CPU's kernels, those too that this processor does not run.
+native-compile: $(BIN)/python
+	@echo "Compiling every variant of the CPU's kernels ..."
+	@$(PIP) wheel --no-deps -w $(VENV)/wheels ./kernels/native
 
 bench: $(VENV)/installed-bench $(NATIVE) $(CARDAN_CACHE)/fetched
 	$(BIN)/python benchmarks/scheduling.py
