@@ -19,6 +19,13 @@ constexpr int64_t kChunkUnits = kChunk / 16;
 // Up to how many rows codes are taken apart in registers; from there on once for all rows, into the first-level cache.
 constexpr int64_t kFewRows = kMostRows;
 
+// Codes of a panel end where those of the next begin, but scales lie apart: hardware alone waits at each turn.
+constexpr int64_t kAhead = 2048;  // bytes
+
+inline void prefetch(const uint8_t* from, int64_t bytes) {
+  for (int64_t at = 0; at < bytes; at += kLine) __builtin_prefetch(from + at);
+}
+
 // One piece of a panel, its scales made ready.
 struct Piece {
   const uint8_t* codes;
@@ -129,6 +136,7 @@ template <Kernel kKernel, int kRows>
   const int8_t* values = x.codes;
   constexpr int kLines = 8 / kKernel.units;
   for (int64_t group = 0; group < piece.groups; ++group, values += kGroup) {
+    if constexpr (!kKernel.expanded) prefetch(codes + kAhead, group_bytes(kKernel.codes));
 #pragma GCC unroll 2
     for (int part = 0; part < kKernel.units; ++part) {
       const int64_t unit = group * kKernel.units + part;
@@ -253,6 +261,8 @@ void multiply_block(const LinearCall& call, const Int8Rows& x, int64_t panel, in
     const int64_t count = std::min(kChunk, weight.columns - column), groups = count / kGroup;
     expand_scales(weight, panel, column / unit, count / unit, scales, minimums);
     const uint8_t* from = weight.panel_codes(panel) + column / kGroup * group_bytes(weight.codes);
+    if (!expanded) prefetch(weight.panel_scales(panel + 1) + weight.scale_bytes * column / weight.columns,
+                            weight.scale_bytes * count / weight.columns);
     if (expanded) expand_codes(weight, panel, column / kGroup, groups, codes);
     const Piece piece{expanded ? codes : from, groups, scales, minimums};
     kernel(piece, from_column(rows_from(x, first), column, unit), rows, acc);
