@@ -21,7 +21,8 @@ ACTIVATIONS = ("int16", "int8", "float")
 ``int16`` is off by 1/65,278 of that at most, ``int8`` by 1/254, ``float`` not at all.
 """
 
-_CODE_BITS = {"int16": 16, "int8": 8}
+_LARGEST_CODES = {"int16": 127 * 256 + 127, "int8": 127}
+"""Of a group's largest magnitude; int16 is two planes of int8."""
 _CODE_GROUP = 32
 
 
@@ -98,8 +99,9 @@ class NativeLinear(LinearMethod):
 
     def activation_codes(self, fmt: str, spec: LinearSpec) -> ActivationCodes | None:
         """See ``LinearMethod.activation_codes``."""
-        bits = _CODE_BITS.get(self.activations)
-        return None if bits is None or format_spec(fmt).block_elements == 1 else ActivationCodes(bits, _CODE_GROUP)
+        largest = _LARGEST_CODES.get(self.activations)
+        dense = format_spec(fmt).block_elements == 1
+        return None if largest is None or dense else ActivationCodes(largest, _CODE_GROUP)
 
     def pack(self, views: Sequence[TensorView], spec: LinearSpec, bias: Array | None) -> PackedWeight:
         """Rearrange the rows of ``views`` into panels; their bytes are read where they lie.

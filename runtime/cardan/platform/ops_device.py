@@ -58,14 +58,14 @@ class PackedWeight(abc.ABC):
 
 @dataclass(frozen=True, slots=True)
 class ActivationCodes:
-    """How a GEMM quantizes activations before it multiplies them: integers of ``bits`` bits, symmetric around 0.
+    """How a GEMM quantizes activations before it multiplies them: to whole multiples of a step, symmetric around 0.
 
     Attributes:
-        bits: of a code, its sign included.
-        group: neighbouring activations of a token that share a scale, the largest magnitude among them.
+        largest: the code of the largest magnitude of a group, 127 for int8; the step is that magnitude over it.
+        group: neighbouring activations of a token that share a step.
     """
 
-    bits: int
+    largest: int
     group: int
 
 

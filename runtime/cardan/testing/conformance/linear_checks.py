@@ -244,10 +244,9 @@ def _by_group(values: NumpyArray, group: int, reduce: Callable[..., NumpyArray])
 def activation_bound(x: NumpyArray, codes: ActivationCodes) -> NumpyArray:
     """How far each activation ``[tokens, columns]`` may move where a method quantizes them: half a step of its group.
 
-    The largest magnitude has the code ``2^(bits - 1) - 1``; the quotient may be rounded once in float32.
+    The quotient by the step, and the step, may be rounded once each in float32.
     """
-    most = 2 ** (codes.bits - 1) - 1
-    allowed: NumpyArray = _by_group(np.abs(x), codes.group, np.max) * (0.5 / most + 2 * ROUNDOFF["float32"])
+    allowed: NumpyArray = _by_group(np.abs(x), codes.group, np.max) * (0.5 / codes.largest + 2 * ROUNDOFF["float32"])
     return allowed
 
 
