@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterable, Iterator
 from importlib.util import find_spec
@@ -68,3 +69,13 @@ if find_spec("torch") is None:
         if call.excinfo is not None and lacks_torch(call.excinfo.value):
             report.outcome, report.longrepr = "skipped", (str(item.path), 0, f"Skipped: {NEEDS_TORCH}")
         return report
+
+
+@pytest.fixture(autouse=True)
+def restored_logging() -> Iterator[None]:
+    """Commands that a test runs in this process set the root logger up; give it back."""
+    root = logging.getLogger()
+    level, handlers = root.level, list(root.handlers)
+    yield
+    root.setLevel(level)
+    root.handlers[:] = handlers

@@ -32,7 +32,7 @@ def test_our_own_children_are_not_foreign(load_module: Any) -> None:
     module = load_module("foreign_load")
     before = module.own_s()
     subprocess.run([sys.executable, "-c", "import time\nwhile time.process_time() < 0.3: pass"], check=True)
-    assert module.own_s() - before >= 0.3
+    assert module.own_s() - before >= 0.25  # times are kept in hundredths of a second, rounded down
 
 
 def test_speeds(load_module: Any) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import os
 import re
 import signal
@@ -32,16 +31,6 @@ def cardan(*arguments: str, text: str = "", timeout_s: float = 120) -> subproces
         timeout=timeout_s,
         check=False,
     )
-
-
-@pytest.fixture(autouse=True)
-def restored_logging() -> Iterator[None]:
-    """Commands set the root logger up; give it back."""
-    root = logging.getLogger()
-    level, handlers = root.level, list(root.handlers)
-    yield
-    root.setLevel(level)
-    root.handlers[:] = handlers
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:

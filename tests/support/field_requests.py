@@ -63,7 +63,7 @@ def start(model, platform, overlap=True, **layout):
             random_weights=layout.get("random_weights", 5),
             quantization=layout.get("quantization"),
         ),
-        platform=PlatformConfig(platform=platform),
+        platform=PlatformConfig(platform=platform, options=layout.get("options", ())),
         cache=CacheConfig(max_total_tokens=layout.get("pool", 4096)),
         scheduler=SchedulerConfig(
             chunked_prefill_size=layout.get("chunk", 64),
