@@ -70,6 +70,7 @@ def test_the_comparison_is_rendered(load_module: Any) -> None:
         {
             "model": "m",
             "weights": "w",
+            "kernels": "k",
             "machine": "x",
             "cardan": "1",
             "torch": "2",
@@ -92,6 +93,7 @@ def test_the_comparison_is_rendered(load_module: Any) -> None:
     assert "| 1 | transformers | - | - | - | 0 | 15 | - |" in text
     assert "| 8 | cardan | 0.50 | 42.2 | 50.0 | 5 | 0 | 2.00 |" in text
     assert "cardan 1.2 s, transformers 2.0 s" in text
+    assert "Cardan 1 on k" in text
 
 
 def test_scheduling_is_rendered(load_module: Any) -> None:
