@@ -57,7 +57,7 @@ conform: $(VENV)/installed-test $(NATIVE)
 # Every variant of the CPU's kernels, those too that this processor does not run.
 native-compile: $(BIN)/python
 	@echo "Compiling every variant of the CPU's kernels ..."
-	@$(PIP) wheel --no-deps -w $(VENV)/wheels ./kernels/native
+	@$(BIN)/python -m pip wheel -qq --disable-pip-version-check --no-deps -w $(VENV)/wheels ./kernels/native
 
 bench: $(VENV)/installed-bench $(NATIVE) $(CARDAN_CACHE)/fetched
 	$(BIN)/python benchmarks/scheduling.py
