@@ -31,8 +31,8 @@ def test_busy_time_leaves_idle_and_waiting_out(load_module: Any) -> None:
 def test_our_own_children_are_not_foreign(load_module: Any) -> None:
     module = load_module("foreign_load")
     before = module.own_s()
-    subprocess.run([sys.executable, "-c", "import time\nwhile time.process_time() < 0.3: pass"], check=True)
-    assert module.own_s() - before >= 0.25  # times are kept in hundredths of a second, rounded down
+    subprocess.run([sys.executable, "-c", "import time\nwhile time.process_time() < 0.35: pass"], check=True)
+    assert module.own_s() - before >= 0.3  # times are kept in hundredths of a second, rounded down
 
 
 def test_speeds(load_module: Any) -> None:
