@@ -65,7 +65,7 @@ async def chat_completions(request: Request) -> Response:
     state.check_model(body.model)
     state.check_scheduling(body.priority, body.routing_key)
     stream_usage = body.include_usage()
-    chat = _Chat(state, body, await _build_job(state, body), stream_usage)
+    chat = _Chat(state, body, await build_chat_job(state, body), stream_usage)
     if body.stream:
         return await open_stream(request, _stream(chat))
     choices = new_choices(chat.job)
@@ -73,7 +73,12 @@ async def chat_completions(request: Request) -> Response:
     return JsonResponse(_whole(chat, choices[0]))
 
 
-async def _build_job(state: ServerState, body: ChatBody) -> Job:
+async def build_chat_job(state: ServerState, body: ChatBody) -> Job:
+    """What a chat asks of the engine.
+
+    Raises:
+        RequestError: the conversation or a field is wrong.
+    """
     if body.top_logprobs and not body.logprobs:
         raise RequestError("'top_logprobs' has no effect without \"logprobs\": true.", param="top_logprobs")
     limit, minimum = body.limit(), body.minimum()
