@@ -1,0 +1,48 @@
+"""Takes the text of answers apart: reasoning, words for the reader, calls of tools.
+
+It knows neither tokens nor HTTP, and imports no tokenizer: text in, events out.
+"""
+
+from cardan.parsers.answers import AnswerFormat, Wanted, read_answer
+from cardan.parsers.base import Parser, ParserContext, read_tools
+from cardan.parsers.events import (
+    Answer,
+    CallArguments,
+    CallDropped,
+    CallEnd,
+    CallStart,
+    Content,
+    Event,
+    Reasoning,
+    ToolCall,
+)
+from cardan.parsers.registry import (
+    REASONING_FORMATS,
+    TOOL_FORMATS,
+    ReasoningFormat,
+    ToolFormat,
+    check_parser_names,
+)
+
+__all__ = [
+    "REASONING_FORMATS",
+    "TOOL_FORMATS",
+    "Answer",
+    "AnswerFormat",
+    "CallArguments",
+    "CallDropped",
+    "CallEnd",
+    "CallStart",
+    "Content",
+    "Event",
+    "Parser",
+    "ParserContext",
+    "Reasoning",
+    "ReasoningFormat",
+    "ToolCall",
+    "ToolFormat",
+    "Wanted",
+    "check_parser_names",
+    "read_answer",
+    "read_tools",
+]

@@ -1,0 +1,103 @@
+"""Puts the parser of one answer together: reasoning first, calls in what follows it.
+
+It knows no API: servers ask for a parser, feed it text, and write its events down in their own form.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from cardan.parsers.base import Parser, ParserContext
+from cardan.parsers.events import Answer
+from cardan.parsers.reasoning import PlainParser, ReasoningParser
+from cardan.parsers.registry import (
+    REASONING_FORMATS,
+    TOOL_FORMATS,
+    ReasoningFormat,
+    ToolFormat,
+    choose_reasoning_parser,
+    choose_tool_parser,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerFormat:
+    """How a model's answers are to be read.
+
+    Attributes:
+        tool_parser: name in ``TOOL_FORMATS``, or None.
+        reasoning_parser: name in ``REASONING_FORMATS``, or None.
+    """
+
+    tool_parser: str | None = None
+    reasoning_parser: str | None = None
+
+    @classmethod
+    def choose(cls, tool_call_parser: str, reasoning_parser: str, templates: Mapping[str, str]) -> AnswerFormat:
+        """What two flags mean for a model.
+
+        Args:
+            tool_call_parser: a name, ``auto`` or ``none``.
+            reasoning_parser: a name, ``auto`` or ``none``.
+            templates: the model's chat templates.
+
+        Raises:
+            ConfigError: a name is not known.
+        """
+        return cls(
+            choose_tool_parser(tool_call_parser, templates), choose_reasoning_parser(reasoning_parser, templates)
+        )
+
+    @property
+    def tools(self) -> ToolFormat | None:
+        """The format of calls."""
+        return None if self.tool_parser is None else TOOL_FORMATS[self.tool_parser]
+
+    @property
+    def reasoning(self) -> ReasoningFormat | None:
+        """The format of reasoning."""
+        return None if self.reasoning_parser is None else REASONING_FORMATS[self.reasoning_parser]
+
+    def markers(self, wanted: Wanted) -> frozenset[str]:
+        """Texts that the parser needs to see, also where they are special tokens."""
+        found: set[str] = set()
+        if wanted.tools is not None and self.tools is not None:
+            found.update(self.tools.markers)
+        if wanted.reasoning and self.reasoning is not None:
+            found |= {self.reasoning.opening, self.reasoning.closing}
+        return frozenset(found)
+
+    def parser(self, wanted: Wanted) -> Parser:
+        """A parser for one answer."""
+        inner: Parser = PlainParser()
+        starts: tuple[str, ...] = ()
+        if wanted.tools is not None and self.tools is not None:
+            inner, starts = self.tools.build(wanted.tools), self.tools.starts
+        if not wanted.reasoning or self.reasoning is None:
+            return inner
+        tags = (self.reasoning.opening, self.reasoning.closing)
+        return ReasoningParser(tags, inner, is_open=self.reasoning.begins_open(wanted.prompt), also_ends=starts)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """What is to be told apart in one answer.
+
+    Attributes:
+        tools: the functions whose calls are looked for; None leaves calls in the content.
+        reasoning: whether reasoning is told apart.
+        prompt: the end of the rendered prompt, which says whether it has opened the reasoning already.
+    """
+
+    tools: ParserContext | None = None
+    reasoning: bool = True
+    prompt: str = ""
+
+
+def read_answer(parser: Parser, text: str) -> Answer:
+    """Take a whole answer apart."""
+    answer = Answer()
+    answer.add(parser.push(text))
+    answer.add(parser.finish())
+    return answer
