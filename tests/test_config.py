@@ -34,6 +34,8 @@ CONSUMED_BY = {
     "model.model": "weights/locate.py",
     "model.tokenizer": "weights/opening.py",
     "model.chat_template": "engine/model_files.py",
+    "model.tool_call_parser": "server/chat_preparation.py",
+    "model.reasoning_parser": "server/chat_preparation.py",
     "model.served_model_name": "engine/frontend.py",
     "model.dtype": RESOLVE,
     "model.context_length": RESOLVE,

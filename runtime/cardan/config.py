@@ -23,6 +23,8 @@ class ModelConfig:
         model: folder, ``.gguf`` or ``.safetensors`` file, Hugging Face hub id, or the alias ``smollm2-135m``.
         tokenizer: where the tokenizer is, if not with the model.
         chat_template: a Jinja file or the name of a template, if not the model's own.
+        tool_call_parser: how the model writes calls of tools; ``auto`` looks at its chat template, ``none`` finds none.
+        reasoning_parser: how the model marks its reasoning; ``auto`` looks at its chat template, ``none`` finds none.
         served_model_name: the name that requests use; the model's by default.
         dtype: type of activations: ``auto``, ``float32``, ``bfloat16`` or ``float16``.
         context_length: longest sequence; the model's own limit by default.
@@ -37,6 +39,8 @@ class ModelConfig:
     model: str = "smollm2-135m"
     tokenizer: str | None = None
     chat_template: str | None = None
+    tool_call_parser: str = "auto"
+    reasoning_parser: str = "auto"
     served_model_name: str | None = None
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     context_length: int | None = None

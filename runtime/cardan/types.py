@@ -33,6 +33,7 @@ class SamplingParams:
     Field names are those users of the field know. ``top_k = -1`` means the whole vocabulary;
     ``temperature = 0`` means greedy. Penalties follow the field: ``repetition_penalty`` looks at
     prompt and output, ``frequency_penalty`` and ``presence_penalty`` at the output only.
+    ``shown_special_ids`` are special tokens that stay in the text in spite of ``skip_special_tokens``.
     """
 
     max_new_tokens: int = 128
@@ -52,6 +53,7 @@ class SamplingParams:
     ignore_eos: bool = False
     no_stop_trim: bool = False
     skip_special_tokens: bool = True
+    shown_special_ids: tuple[int, ...] = ()
     n: int = 1
 
 

@@ -9,7 +9,7 @@ import threading
 import time
 import zlib
 from collections import Counter
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import httpx
@@ -39,6 +39,10 @@ class FakeTokenizer:
     bos_id = None
     eos_ids = frozenset({EOS_ID, IM_END_ID})
     has_chat_template = True
+    special_ids = frozenset(SPECIAL)
+    chat_templates: Mapping[str, str] = {}
+    variables: frozenset[str] = frozenset()
+    rendered: Mapping[str, Any] = {}
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         data = text.encode()
@@ -57,9 +61,16 @@ class FakeTokenizer:
     def token_text(self, token: int) -> str:
         return self.token_bytes(token).decode(errors="replace")
 
+    def token_id(self, text: str) -> int | None:
+        return next((token for token, name in SPECIAL.items() if name == text), None)
+
+    def template_reads(self, variable: str) -> bool:
+        return variable in self.variables
+
     def render_chat(
         self, messages: Any, *, tools: Any = None, add_generation_prompt: bool = True, **kwargs: Any
     ) -> str:
+        self.rendered = {"messages": messages, **({"tools": tools} if tools else {}), **kwargs}
         if not self.has_chat_template:
             raise RequestError("This model has no chat template. Use completions.", code="no_chat_template")
         if kwargs.get("continue_final_message"):
@@ -74,7 +85,8 @@ class FakeEngine:
     """Letters that follow from the prompt, the seed and the choice; knobs make it slow, full, dead or wrong.
 
     Words in the prompt ask for special endings: ``[eos]`` an end of sequence after 3 letters, ``[nan]`` an error
-    after 2, ``[accent]`` characters of several tokens, ``[die]`` the death of the engine after 3 letters.
+    after 2, ``[accent]`` characters of several tokens, ``[die]`` the death of the engine after 3 letters. What
+    ``say`` makes of a text asks for that text and an end of sequence.
     """
 
     def __init__(self, *, delay_s: float = 0.0, context_length: int = 4096) -> None:
@@ -216,6 +228,9 @@ def _common(left: tuple[int, ...], right: tuple[int, ...]) -> int:
 def _letters(tokenizer: FakeTokenizer, request: GenerateRequest, prompt: tuple[int, ...], index: int) -> list[int]:
     text = tokenizer.decode(prompt)
     params = request.sampling
+    said = re2.search(r"\[say ([0-9a-f]*)\]", text)
+    if said:
+        return [*tokenizer.encode(bytes.fromhex(said[1]).decode()), EOS_ID][: params.max_new_tokens]
     if "[accent]" in text:
         return [*"aé€".encode(), *b"xyz"][: params.max_new_tokens]
     noise = (params.seed, index) if params.temperature else ()
@@ -266,6 +281,11 @@ def _plan_choice(
             outputs[0], prompt_logprobs=tuple(known[start:]), prompt_token_ids=prompt[start:]
         )
     return outputs
+
+
+def say(text: str) -> str:
+    """Words for a prompt that make a fake engine answer with a certain text."""
+    return f"[say {text.encode().hex()}]"
 
 
 def _pieces(tokenizer: FakeTokenizer, tokens: list[int], text: str) -> list[str]:

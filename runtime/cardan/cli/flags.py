@@ -59,6 +59,7 @@ _SAMPLING_HELP = {
     "ignore_eos": "go on past the end-of-sequence token.",
     "no_stop_trim": "keep the stop text in the answer.",
     "skip_special_tokens": "leave special tokens out of the text.",
+    "shown_special_ids": "special token id that stays in the text; may be given several times.",
 }
 
 

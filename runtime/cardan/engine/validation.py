@@ -94,7 +94,13 @@ _COUNTS: dict[str, _Range] = {
     "min_new_tokens": _Range(0, 2**31 - 1, "between 0 and 2147483647"),
     "n": _Range(1, MAX_CHOICES, f"between 1 and {MAX_CHOICES}"),
 }
-_LONGEST = {"stop": MAX_STOPS, "stop_regex": MAX_STOPS, "stop_token_ids": MAX_STOP_IDS, "logit_bias": MAX_BIASES}
+_LONGEST = {
+    "stop": MAX_STOPS,
+    "stop_regex": MAX_STOPS,
+    "stop_token_ids": MAX_STOP_IDS,
+    "shown_special_ids": MAX_STOP_IDS,
+    "logit_bias": MAX_BIASES,
+}
 
 
 def check_request(request: GenerateRequest, limits: RequestLimits) -> None:
@@ -225,6 +231,7 @@ def _check_stops(params: SamplingParams, vocab_size: int) -> None:
     _check_strings("stop", params.stop)
     _check_strings("stop_regex", params.stop_regex, validate_stop_regex)
     _check_ids("stop_token_ids", params.stop_token_ids, vocab_size)
+    _check_ids("shown_special_ids", params.shown_special_ids, vocab_size)
 
 
 def _check_strings(name: str, values: tuple[str, ...], check: Callable[[str], None] | None = None) -> None:

@@ -21,7 +21,7 @@ from cardan.parsers.registry import (
     TOOL_FORMATS,
     ReasoningFormat,
     ToolFormat,
-    check_parser_names,
+    choose_parsers,
 )
 
 __all__ = [
@@ -42,7 +42,7 @@ __all__ = [
     "ToolCall",
     "ToolFormat",
     "Wanted",
-    "check_parser_names",
+    "choose_parsers",
     "read_answer",
     "read_tools",
 ]

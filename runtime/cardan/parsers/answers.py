@@ -5,7 +5,7 @@ It knows no API: servers ask for a parser, feed it text, and write its events do
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import functools
 from dataclasses import dataclass
 
 from cardan.parsers.base import Parser, ParserContext
@@ -16,8 +16,7 @@ from cardan.parsers.registry import (
     TOOL_FORMATS,
     ReasoningFormat,
     ToolFormat,
-    choose_reasoning_parser,
-    choose_tool_parser,
+    choose_parsers,
 )
 
 
@@ -34,7 +33,8 @@ class AnswerFormat:
     reasoning_parser: str | None = None
 
     @classmethod
-    def choose(cls, tool_call_parser: str, reasoning_parser: str, templates: Mapping[str, str]) -> AnswerFormat:
+    @functools.lru_cache(maxsize=16)
+    def choose(cls, tool_call_parser: str, reasoning_parser: str, templates: tuple[str, ...]) -> AnswerFormat:
         """What two flags mean for a model.
 
         Args:
@@ -45,9 +45,7 @@ class AnswerFormat:
         Raises:
             ConfigError: a name is not known.
         """
-        return cls(
-            choose_tool_parser(tool_call_parser, templates), choose_reasoning_parser(reasoning_parser, templates)
-        )
+        return cls(*choose_parsers(tool_call_parser, reasoning_parser, templates))
 
     @property
     def tools(self) -> ToolFormat | None:

@@ -5,11 +5,11 @@ It knows no request. Plugins add to both tables through their hooks.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from cardan.errors import ConfigError
-from cardan.parsers.base import Parser, ParserContext
+from cardan.parsers.base import Parser, ParserContext, new_call_id
 from cardan.parsers.json_calls import HermesParser
 
 AUTO = "auto"
@@ -26,6 +26,7 @@ class ToolFormat:
         starts: texts that can only begin calls; they end reasoning that the model did not close.
         signs: texts that a chat template of this format holds, all of them; none for formats that cannot be told.
         no_signs: texts that it does not hold.
+        new_id: makes the id of a call, where the model writes none and its chat template wants a certain form.
     """
 
     build: Callable[[ParserContext], Parser]
@@ -33,6 +34,7 @@ class ToolFormat:
     starts: tuple[str, ...] = ()
     signs: tuple[str, ...] = ()
     no_signs: tuple[str, ...] = ()
+    new_id: Callable[[], str] = new_call_id
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,37 +84,25 @@ REASONING_FORMATS: dict[str, ReasoningFormat] = {
 """Formats of reasoning by the name that ``--reasoning-parser`` takes."""
 
 
-def choose_tool_parser(flag: str, templates: Mapping[str, str]) -> str | None:
-    """The name of the format of calls: what the flag says, or what the chat templates show. None for none.
+def choose_parsers(tool_call_parser: str, reasoning_parser: str, templates: Iterable[str]) -> tuple[str | None, ...]:
+    """The names of the formats of calls and of reasoning, None for none.
+
+    Args:
+        tool_call_parser: a name, ``none``, or ``auto`` for what the chat templates show.
+        reasoning_parser: likewise.
+        templates: the model's chat templates.
 
     Raises:
         ConfigError: there is no format of that name.
     """
-    return _choose("--tool-call-parser", flag, TOOL_FORMATS, templates)
+    source = "\n".join(templates)
+    return (
+        _choose("--tool-call-parser", tool_call_parser, TOOL_FORMATS, source),
+        _choose("--reasoning-parser", reasoning_parser, REASONING_FORMATS, source),
+    )
 
 
-def choose_reasoning_parser(flag: str, templates: Mapping[str, str]) -> str | None:
-    """The name of the format of reasoning: what the flag says, or what the chat templates show. None for none.
-
-    Raises:
-        ConfigError: there is no format of that name.
-    """
-    return _choose("--reasoning-parser", flag, REASONING_FORMATS, templates)
-
-
-def check_parser_names(tool_call_parser: str, reasoning_parser: str) -> None:
-    """Check names before anything is loaded.
-
-    Raises:
-        ConfigError: there is no format of that name.
-    """
-    choose_tool_parser(tool_call_parser, {})
-    choose_reasoning_parser(reasoning_parser, {})
-
-
-def _choose(
-    flag: str, name: str, known: Mapping[str, ToolFormat | ReasoningFormat], templates: Mapping[str, str]
-) -> str | None:
+def _choose(flag: str, name: str, known: Mapping[str, ToolFormat | ReasoningFormat], source: str) -> str | None:
     if name in known:
         return name
     if name not in (AUTO, NONE):
@@ -122,7 +112,6 @@ def _choose(
         )
     if name == NONE:
         return None
-    source = "\n".join(templates.values())
     fitting = (
         name
         for name, kind in known.items()

@@ -12,12 +12,12 @@ from pydantic import BeforeValidator, Field
 
 from cardan.errors import RequestError
 from cardan.server.bodies import Body, Refusal, is_anything, is_one_of, parse_body
+from cardan.server.openai_tools import LEGACY, read_calls
 from cardan.server.sampling import GRAMMAR, MAX_TOP_LOGPROBS, Count, Priority, SamplingBody
 
 _LABEL = Refusal("it only labels a request.", is_anything)
-_TOOLS = Refusal("tool calls are not available; leave the field out.", is_one_of([], "none", "auto"))
 _AUDIO = Refusal("only text is produced.", is_one_of(["text"], []))
-_REASONING = Refusal("pass what the model's chat template understands in 'chat_template_kwargs'.")
+_REASONING = Refusal("send 'reasoning_effort', or what the model's chat template reads in 'chat_template_kwargs'.")
 
 
 def _is_text_format(value: object) -> bool:
@@ -52,20 +52,14 @@ _SHARED_REFUSED: Mapping[str, Refusal] = {
 
 CHAT_REFUSED: Mapping[str, Refusal] = {
     **_SHARED_REFUSED,
-    "tools": _TOOLS,
-    "tool_choice": _TOOLS,
-    "functions": _TOOLS,
-    "function_call": _TOOLS,
-    "parallel_tool_calls": Refusal("there are no tools to call.", is_anything),
+    "functions": LEGACY,
+    "function_call": LEGACY,
     "modalities": _AUDIO,
     "audio": _AUDIO,
     "prediction": Refusal("predicted outputs are not available."),
     "web_search_options": Refusal("the server does not search the web."),
-    "reasoning_effort": _REASONING,
     "reasoning": _REASONING,
     "thinking": _REASONING,
-    "separate_reasoning": Refusal("reasoning is not told apart from the answer.", is_one_of(False)),
-    "stream_reasoning": Refusal("reasoning is not told apart from the answer.", is_anything),
     "verbosity": Refusal("ask for it in the prompt.", is_one_of("medium")),
     "prompt": Refusal("this route takes 'messages'; /v1/completions takes 'prompt'."),
     "max_new_tokens": Refusal("use 'max_completion_tokens' or 'max_tokens'."),
@@ -84,10 +78,9 @@ COMPLETION_REFUSED: Mapping[str, Refusal] = {
 }
 
 _MESSAGE_REFUSED: Mapping[str, Refusal] = {
-    "tool_calls": _TOOLS,
-    "tool_call_id": _TOOLS,
-    "function_call": _TOOLS,
+    "function_call": LEGACY,
     "audio": _AUDIO,
+    "parsed": Refusal("send 'content' alone.", is_anything),
     "refusal": Refusal("put the text into 'content'."),
     "annotations": Refusal("annotations are not shown to the model.", is_one_of([])),
 }
@@ -111,9 +104,15 @@ def as_template_kwargs(value: object) -> object:
 
 
 class StreamOptions(Body):
-    """``stream_options``. Obfuscation pads chunks; only its absence is on offer."""
+    """``stream_options``. Obfuscation pads chunks; only its absence is on offer.
+
+    Attributes:
+        include_usage: the stream ends with a chunk of usage.
+        continuous_usage_stats: every other chunk has the usage so far.
+    """
 
     include_usage: bool = False
+    continuous_usage_stats: bool = False
 
 
 class OpenAIBody(SamplingBody):
@@ -129,18 +128,28 @@ class OpenAIBody(SamplingBody):
     cache_salt: str | None = None
     routing_key: str | None = None
 
-    def include_usage(self) -> bool:
-        """Whether a stream ends with a usage chunk.
+    def usage_in_stream(self) -> StreamOptions:
+        """Where a stream tells usage.
 
         Raises:
             RequestError: ``stream_options`` is wrong, or stands without ``stream``.
         """
         if self.stream_options is None:
-            return False
+            return StreamOptions()
         if not self.stream:
             raise RequestError("'stream_options' needs \"stream\": true.", param="stream_options")
         refused = {"include_obfuscation": Refusal("chunks are never padded.", is_one_of(False))}
-        return parse_body(StreamOptions, self.stream_options, refused, prefix="stream_options.").include_usage
+        options = parse_body(StreamOptions, self.stream_options, refused, prefix="stream_options.")
+        if options.continuous_usage_stats and not options.include_usage:
+            raise RequestError(
+                "'stream_options.continuous_usage_stats' needs \"include_usage\": true.",
+                param="stream_options.continuous_usage_stats",
+            )
+        return options
+
+    def include_usage(self) -> bool:
+        """Whether a stream ends with a usage chunk; raises what ``usage_in_stream`` does."""
+        return self.usage_in_stream().include_usage
 
     def minimum(self) -> int:
         """The fewest output tokens; ``min_tokens`` and ``min_new_tokens`` mean the same.
@@ -165,6 +174,12 @@ class ChatBody(OpenAIBody):
     chat_template_kwargs: Annotated[dict[str, Any], BeforeValidator(as_template_kwargs)] = Field(default_factory=dict)
     add_generation_prompt: bool | None = None
     continue_final_message: bool = False
+    tools: list[Any] | None = None
+    tool_choice: Any = None
+    parallel_tool_calls: bool = True
+    reasoning_effort: str | None = None
+    separate_reasoning: bool | None = None
+    stream_reasoning: bool = True
 
     def limit(self) -> int | None:
         """The most output tokens, or None where the request sets no limit.
@@ -197,6 +212,8 @@ class Message(Body):
     content: Any = None
     name: str | None = None
     reasoning_content: str | None = None
+    tool_calls: Any = None
+    tool_call_id: str | None = None
 
 
 class TextPart(Body):
@@ -206,7 +223,7 @@ class TextPart(Body):
     text: str | None = None
 
 
-_ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
+_ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 
 
 MANY_PIECES = 64
@@ -248,15 +265,43 @@ def _read_message(item: object, where: str) -> dict[str, Any]:
     message = parse_body(Message, item, _MESSAGE_REFUSED, prefix=f"{where}.")
     if message.role not in _ROLES:
         raise RequestError(
-            f"'{where}.role' is {message.role[:40]!r}; it must be one of {', '.join(_ROLES)}. "
-            "Messages of tools are not supported.",
+            f"'{where}.role' is {message.role[:40]!r}; it must be one of {', '.join(_ROLES)}.",
             param=f"{where}.role",
             code="invalid_value",
         )
-    read = {"role": _ROLES[message.role], "content": _read_content(message.content, f"{where}.content")}
-    optional = {"name": message.name, "reasoning_content": message.reasoning_content}
+    _check_owner(message, where)
+    read: dict[str, Any] = {"role": _ROLES[message.role]}
+    if message.tool_calls:
+        # An answer that only calls has no words.
+        read["content"] = "" if message.content is None else _read_content(message.content, f"{where}.content")
+        read["tool_calls"] = read_calls(message.tool_calls, f"{where}.tool_calls")
+    else:
+        read["content"] = _read_content(message.content, f"{where}.content")
+    optional = {
+        "name": message.name,
+        "reasoning_content": message.reasoning_content,
+        "tool_call_id": message.tool_call_id,
+    }
     read.update({name: value for name, value in optional.items() if value is not None})
     return read
+
+
+def _check_owner(message: Message, where: str) -> None:
+    """Fields that only one role's messages have."""
+    owned = {"tool_calls": "assistant", "reasoning_content": "assistant", "tool_call_id": "tool"}
+    for name, role in owned.items():
+        if getattr(message, name) and message.role != role:
+            raise RequestError(
+                f"'{where}.{name}' stands in a message of role '{message.role}'; only those of role '{role}' have it.",
+                param=f"{where}.{name}",
+                code="invalid_value",
+            )
+    if message.role == "tool" and not message.tool_call_id:
+        raise RequestError(
+            f"'{where}.tool_call_id' is required: a message of role 'tool' answers the call with this id.",
+            param=f"{where}.tool_call_id",
+            code="missing_required_parameter",
+        )
 
 
 def _read_content(content: object, where: str) -> str:

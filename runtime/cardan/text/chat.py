@@ -109,6 +109,10 @@ class ChatTemplate:
         text = self._run(variables)
         return _left_open(text, messages[-1]) if chat.continue_final_message else text
 
+    def reads(self, variable: str) -> bool:
+        """Whether the template looks at a variable."""
+        return variable in self._read
+
     def _check_variables(self, chat: ChatInput) -> None:
         given = {"tools": chat.tools, "documents": chat.documents}
         names = [name for name, value in given.items() if value] + list(chat.extra)

@@ -113,5 +113,7 @@ def build_stop_checker(params: SamplingParams, eos_ids: Iterable[int], tokenizer
     texts = compile_stop_texts(params, tokenizer)
     detokenizer = None
     if texts is not None:
-        detokenizer = tokenizer.detokenizer(skip_special_tokens=params.skip_special_tokens, continues=True)
+        detokenizer = tokenizer.detokenizer(
+            skip_special_tokens=params.skip_special_tokens, continues=True, shown=params.shown_special_ids
+        )
     return StopChecker(params, frozenset(eos_ids), texts, detokenizer)

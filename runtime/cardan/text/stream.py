@@ -27,7 +27,9 @@ class TextStream:
         Raises:
             RequestError: as ``build_stop_checker``.
         """
-        self._detokenizer = tokenizer.detokenizer(skip_special_tokens=params.skip_special_tokens, continues=True)
+        self._detokenizer = tokenizer.detokenizer(
+            skip_special_tokens=params.skip_special_tokens, continues=True, shown=params.shown_special_ids
+        )
         self._trims = not params.no_stop_trim
         texts = compile_stop_texts(params, tokenizer) if self._trims else None
         self._scanner = None if texts is None else StopScanner(texts)

@@ -58,6 +58,15 @@ class Tokenizer:
         """Whether ``render_chat`` has a template."""
         return bool(self._templates)
 
+    @property
+    def chat_templates(self) -> Mapping[str, str]:
+        """Jinja sources of the chat templates by name; empty where none is rendered."""
+        return self._parts.templates
+
+    def template_reads(self, variable: str) -> bool:
+        """Whether a chat template looks at a variable of its own, such as ``enable_thinking``."""
+        return any(template.reads(variable) for template in self._templates.values())
+
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids of ``text``. Special tokens that are written out in it become their ids.
 
@@ -100,9 +109,17 @@ class Tokenizer:
             wrong = next(index for index in token_ids if not 0 <= index < self._vocab_size)
             raise RequestError(f"Token ids must be 0 to {self._vocab_size - 1}, got {wrong}.")
 
-    def detokenizer(self, *, skip_special_tokens: bool = True, continues: bool = False) -> Detokenizer:
-        """A fresh incremental detokenizer; ``continues`` as in ``Detokenizer``."""
-        skipped = self._special_ids if skip_special_tokens else frozenset()
+    def detokenizer(
+        self, *, skip_special_tokens: bool = True, continues: bool = False, shown: Iterable[int] = ()
+    ) -> Detokenizer:
+        """A fresh incremental detokenizer.
+
+        Args:
+            skip_special_tokens: special tokens give no text.
+            continues: as in ``Detokenizer``.
+            shown: special tokens that give their text all the same.
+        """
+        skipped = self._special_ids.difference(shown) if skip_special_tokens else frozenset()
         return Detokenizer(self._token_bytes, skipped=skipped, continues=continues)
 
     def token_bytes(self, token_id: int) -> bytes:

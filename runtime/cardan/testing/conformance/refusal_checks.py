@@ -94,6 +94,8 @@ BESIDE_THE_PLAN: Mapping[str, str] = {
     "model.model": "says which model",
     "model.tokenizer": "read by the tokenizer",
     "model.chat_template": "read by the tokenizer",
+    "model.tool_call_parser": "read by the server",
+    "model.reasoning_parser": "read by the server",
     "model.served_model_name": "read by the server",
     "model.revision": "read by the download",
     "model.sampling_defaults": "a setting of the plan that states values of request fields",
@@ -134,6 +136,7 @@ BESIDE_THE_DEVICE: Mapping[str, str] = {
     "ignore_eos": "the scheduler compares ids",
     "no_stop_trim": "the detokenizer trims",
     "skip_special_tokens": "the detokenizer skips",
+    "shown_special_ids": "the detokenizer skips all others",
     "n": "the frontend sends as many requests",
 }
 """Request fields that no platform can lack: they are honoured on the host."""
