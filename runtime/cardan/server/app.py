@@ -5,7 +5,6 @@ It starts nothing: an engine is given, and whoever runs the application decides 
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 from starlette.applications import Starlette
@@ -13,22 +12,17 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
-from starlette.routing import Route
 
 from cardan.config import EngineConfig
 from cardan.engine.api import AsyncEngine
-from cardan.errors import CardanError, RequestError
-from cardan.server import admin, health
+from cardan.errors import CardanError
+from cardan.server import health
 from cardan.server.auth import ApiKeyGuard
 from cardan.server.bodies import shorten
 from cardan.server.metrics import ServerMetrics
-from cardan.server.native import generate
-from cardan.server.openai_chat import chat_completions
-from cardan.server.openai_completions import completions
 from cardan.server.replies import answer_error
+from cardan.server.routes import build_routes
 from cardan.server.state import ServerState
-
-Endpoint = Callable[[Request], Awaitable[Response]]
 
 
 def create_app(engine: AsyncEngine, config: EngineConfig) -> Starlette:
@@ -42,50 +36,15 @@ def create_app(engine: AsyncEngine, config: EngineConfig) -> Starlette:
         Exception: answer_error,
     }
     app = Starlette(
-        routes=_routes(with_metrics=server.enable_metrics), middleware=middleware, exception_handlers=handlers
+        routes=list(build_routes(with_metrics=server.enable_metrics)),
+        middleware=middleware,
+        exception_handlers=handlers,
     )
     app.router.redirect_slashes = False
     app.state.server = ServerState(engine, config, ServerMetrics())
     app.state.probe_timeout_s = health.PROBE_TIMEOUT_S
     app.state.metrics_wait_s = health.METRICS_WAIT_S
     return app
-
-
-def _routes(*, with_metrics: bool) -> list[Route]:
-    routes = [
-        _route("/generate", generate, "POST"),
-        _route("/v1/chat/completions", chat_completions, "POST"),
-        _route("/v1/completions", completions, "POST"),
-        _route("/v1/models", admin.list_models, "GET"),
-        _route("/v1/models/{model:path}", admin.get_model, "GET"),
-        _route("/health", health.health, "GET"),
-        _route("/health_generate", health.health_generate, "GET"),
-        _route("/ready", health.ready, "GET"),
-        _route("/server_info", admin.server_info, "GET"),
-        _route("/get_server_info", admin.server_info, "GET"),
-        _route("/model_info", admin.model_info, "GET"),
-        _route("/get_model_info", admin.model_info, "GET"),
-        _route("/flush_cache", admin.flush_cache, "POST", "GET"),
-        _route("/abort_request", admin.abort_request, "POST"),
-        _route("/tokenize", admin.tokenize, "POST"),
-        _route("/detokenize", admin.detokenize, "POST"),
-    ]
-    if with_metrics:
-        routes.append(_route("/metrics", health.metrics, "GET"))
-    return routes
-
-
-def _route(path: str, endpoint: Endpoint, *methods: str) -> Route:
-    async def checked(request: Request) -> Response:
-        for name in request.query_params:
-            raise RequestError(
-                f"This route takes no query parameters, got '{shorten(name)}'.",
-                param=shorten(name),
-                code="unknown_parameter",
-            )
-        return await endpoint(request)
-
-    return Route(path, checked, methods=list(methods))
 
 
 async def _answer_http_error(request: Request, error: HTTPException) -> Response:

@@ -33,11 +33,13 @@ class ApiKeyGuard:
             "The API key is missing or wrong. Send it as 'Authorization: Bearer KEY'.",
             headers={"WWW-Authenticate": "Bearer"},
         )
-        await describe_error(error).response()(scope, receive, send)
+        await describe_error(error).response(scope["path"])(scope, receive, send)
 
     def _allows(self, scope: Scope) -> bool:
         for name, value in scope["headers"]:
             if name == b"authorization":
                 scheme, _, token = value.partition(b" ")
                 return scheme.lower() == b"bearer" and hmac.compare_digest(token.strip(), self._expected)
+            if name == b"x-api-key":
+                return hmac.compare_digest(value.strip(), self._expected)
         return False

@@ -13,9 +13,10 @@ from typing import Any
 
 from cardan.engine.api import GenerateRequest
 from cardan.errors import RequestError
-from cardan.parsers import AnswerFormat, Parser, ParserContext, Wanted
+from cardan.parsers import AnswerFormat, ParserContext, Wanted
 from cardan.server.generation import Job
 from cardan.server.openai_bodies import MANY_PIECES, ChatBody, count_pieces, read_messages
+from cardan.server.openai_deltas import AnswerReader
 from cardan.server.openai_tools import ToolUse, read_tool_use
 from cardan.server.prompts import LONG_TEXT, encode_prompt
 from cardan.server.state import ServerState
@@ -42,9 +43,14 @@ class PreparedChat:
     form: AnswerFormat
     wanted: Wanted
 
-    def parser(self) -> Parser:
-        """A parser for one choice."""
-        return self.form.parser(self.wanted)
+    def reader(self) -> AnswerReader:
+        """Reads one choice."""
+        body = self.body
+        return AnswerReader(
+            self.form.parser(self.wanted),
+            one_call=not body.parallel_tool_calls,
+            streams_reasoning=body.stream_reasoning,
+        )
 
     @property
     def separates_reasoning(self) -> bool:

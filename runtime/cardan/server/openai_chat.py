@@ -61,15 +61,6 @@ class _Chat:
             "model": state.model_name,
         }
 
-    def reader(self) -> AnswerReader:
-        """Reads one choice."""
-        body = self.body
-        return AnswerReader(
-            self.prepared.parser(),
-            one_call=not body.parallel_tool_calls,
-            streams_reasoning=body.stream_reasoning,
-        )
-
 
 async def chat_completions(request: Request) -> Response:
     """POST ``/v1/chat/completions``."""
@@ -86,15 +77,6 @@ async def chat_completions(request: Request) -> Response:
     choices = new_choices(chat.job)
     await answer(request, run_to_end(state, chat.job, choices))
     return JsonResponse(_whole(chat, choices[0]))
-
-
-async def build_chat_job(state: ServerState, body: ChatBody) -> Job:
-    """What a chat asks of the engine.
-
-    Raises:
-        RequestError: the conversation or a field is wrong.
-    """
-    return (await prepare_chat(state, body)).job
 
 
 def _finish(reason: FinishReason | None, reader: AnswerReader) -> dict[str, Any]:
@@ -118,7 +100,7 @@ def _whole_choice(chat: _Chat, index: int, choice: Choice) -> dict[str, Any]:
     logprobs = None
     if chat.body.logprobs:
         logprobs = chat_logprobs(choice.token_ids, choice.logprobs, chat.state.engine.tokenizer)
-    reader = chat.reader()
+    reader = chat.prepared.reader()
     reader.push(choice.text, ends=True)
     return {
         "index": index,
@@ -137,7 +119,7 @@ async def _stream(chat: _Chat) -> AsyncGenerator[Any, None]:
             check_failed(output.finish_reason)
             chunks: list[dict[str, Any]] = []
             if output.index not in readers:
-                readers[output.index] = chat.reader()
+                readers[output.index] = chat.prepared.reader()
                 chunks.append(_chunk(chat, output.index, {"role": "assistant", "content": ""}))
             chunks += _news(chat, output, readers[output.index])
             for chunk in chunks:

@@ -49,13 +49,23 @@ class AnswerReader:
             text: of this choice.
             ends: whether it is the last.
         """
+        events = self.read(text, ends=ends)
+        deltas = [delta for event in events for delta in self._deltas(event)]
+        return deltas + list(self._held_thoughts()) if ends else deltas
+
+    def read(self, text: str, *, ends: bool) -> list[Event]:
+        """Take the next text; returns what is found in it.
+
+        Args:
+            text: of this choice.
+            ends: whether it is the last.
+        """
         events = self.parser.push(text)
         if ends:
             events += self.parser.finish()
         events = list(self._kept(events))
         self.answer.add(events)
-        deltas = [delta for event in events for delta in self._deltas(event)]
-        return deltas + list(self._held_thoughts()) if ends else deltas
+        return events
 
     @property
     def has_called(self) -> bool:

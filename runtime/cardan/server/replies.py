@@ -1,4 +1,4 @@
-"""Turns errors into HTTP: status, headers, and OpenAI's ``{"error": {…}}`` form on every route.
+"""Turns errors into HTTP: status, headers, and a body in the form of the API that was asked.
 
 It knows no route. Messages of unexpected errors stay in the log.
 """
@@ -27,6 +27,7 @@ from cardan.errors import (
     UnknownModelError,
     UnsupportedError,
 )
+from cardan.server.error_forms import ToldError, form_of, status_of
 
 MAX_MESSAGE = 2000
 """Longest error message, in characters: a wrong value that it repeats may be huge."""
@@ -68,15 +69,16 @@ class ErrorReply:
     code: str | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
 
-    def body(self) -> dict[str, Any]:
-        """OpenAI's error object."""
+    def body(self, path: str = "") -> dict[str, Any]:
+        """The error as the API of a path writes it: OpenAI's object where that has none of its own."""
         message = self.message if len(self.message) <= MAX_MESSAGE else self.message[:MAX_MESSAGE] + "…"
-        error = {"message": message, "type": self.kind, "param": self.param, "code": self.code}
-        return {"error": error}
+        told = ToldError(status=self.status, message=message, kind=self.kind, param=self.param, code=self.code)
+        return form_of(path)(told)
 
-    def response(self) -> JsonResponse:
-        """The whole response."""
-        return JsonResponse(self.body(), status_code=self.status, headers=dict(self.headers))
+    def response(self, path: str = "") -> JsonResponse:
+        """The whole response to a request of a path."""
+        status = status_of(path, self.status, self.kind)
+        return JsonResponse(self.body(path), status_code=status, headers=dict(self.headers))
 
 
 def describe_error(error: Exception) -> ErrorReply:
@@ -135,6 +137,6 @@ def _describe_engine_error(error: CardanError) -> ErrorReply:
     return ErrorReply(status=500, message=message, kind="server_error", code="generation_failed")
 
 
-async def answer_error(_request: Request, error: Exception) -> Response:
+async def answer_error(request: Request, error: Exception) -> Response:
     """Starlette's exception handler for everything."""
-    return describe_error(error).response()
+    return describe_error(error).response(request.url.path)

@@ -151,7 +151,7 @@ class _Gate:
                 code="loading",
                 headers={"Retry-After": "5"},
             )
-            await reply.response()(scope, receive, send)
+            await reply.response(scope["path"])(scope, receive, send)
 
 
 class _Serving:
