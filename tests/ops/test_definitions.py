@@ -30,8 +30,14 @@ def gelu_tanh(x):
     return F.gelu(x, approximate="tanh")
 
 
+def linear(x, weight):
+    return F.linear(x, torch.tensor(weight.values), None if weight.bias is None else torch.tensor(weight.bias))
+
+
 TORCH = {
-    "linear": lambda x, w: F.linear(x, torch.tensor(w.values), None if w.bias is None else torch.tensor(w.bias)),
+    "linear": linear,
+    "linear_float32": linear,
+    "linear_add": lambda x, w, residual: linear(x, w) + residual,
     "embed": lambda ids, table: F.embedding(ids.long(), torch.tensor(table.values)),
     "rms_norm": lambda x, w, eps: F.rms_norm(x, w.shape, w, eps),
     "layer_norm": lambda x, w, b, eps: F.layer_norm(x, w.shape, w, b, eps),

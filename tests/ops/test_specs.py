@@ -113,6 +113,33 @@ def test_norms_rounded_before_their_weight_pass_and_those_over_other_columns_do_
     assert trial_of("rms_norm", arguments, padded, "bfloat16").excess > 1
 
 
+@pytest.mark.parametrize(("name", "rounded_once"), [("linear_float32", False), ("linear_add", True)])
+def test_fused_linears_round_no_product_by_itself(name, rounded_once):
+    """A table's own kernel is held to what it promises, one that leaves it to the composition to what that rounds."""
+    rng = np.random.default_rng(0)
+    residual = (rng.normal(size=(4, 33)) * 0.01,) if rounded_once else ()
+    arguments = (rng.normal(size=(4, 576)), DenseWeight(rng.normal(size=(33, 576)) / 24), *residual)
+
+    def fused(x, weight, *rest):
+        total = weight.apply(x) + sum(rest)
+        return round_to(total, "bfloat16") if rounded_once else total.astype(np.float32)
+
+    def rounded_before(x, weight, *rest):
+        return round_to(round_to(weight.apply(x), "bfloat16") + sum(rest), "bfloat16")
+
+    class Composed(ReferenceOps):
+        linear = staticmethod(lambda x, weight: round_to(weight.apply(x), "bfloat16"))
+        add = staticmethod(lambda a, b: round_to(a + b, "bfloat16"))
+
+    assert trial_of(name, arguments, fused, "bfloat16").excess <= 1
+    assert trial_of(name, arguments, rounded_before, "bfloat16").excess > 1
+    left = run_case(
+        Composed(), OP_SPECS[name], arguments, "bfloat16", lambda values, bias, _: DenseWeight(values, bias)
+    )
+    assert 0.3 < left.excess <= 1
+    assert not Composed().has_linear_add
+
+
 def test_a_running_sum_starts_exactly():
     x = np.full((2, 100), 0.01, np.float32)
     assert trial_of("cumsum", (x,), lambda x: np.cumsum(x.astype(np.float32), axis=-1, dtype=np.float32)).excess <= 1

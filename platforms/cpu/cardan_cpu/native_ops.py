@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from cardan.ops import Ops
+from cardan_cpu.native_linear import NativeWeight
 from cardan_native import Kernels, Tensor, to_array, to_tensor
 
 _HOST_TYPES: dict[str, Any] = {"float64": np.float32, "int64": np.int32}
@@ -188,6 +189,18 @@ class NativeOps(Ops):
         return self.native.gumbel(keys, places, ids)
 
     # --- fused ---
+
+    def linear_add(self, x: Tensor, weight: Any, residual: Tensor) -> Tensor:
+        """See ``Ops.linear_add``; weights of several parts are left to the composition."""
+        own = isinstance(weight, NativeWeight)
+        out: Tensor = weight.apply_add(x, residual) if own else super().linear_add(x, weight, residual)
+        return out
+
+    def linear_float32(self, x: Tensor, weight: Any) -> Tensor:
+        """See ``Ops.linear_float32``; as ``linear_add``."""
+        own = isinstance(weight, NativeWeight)
+        out: Tensor = weight.apply_float32(x) if own else super().linear_float32(x, weight)
+        return out
 
     def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
         """See ``Ops.add_rms_norm``."""

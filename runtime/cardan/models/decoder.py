@@ -75,17 +75,17 @@ class DecoderModel:
         for layer in self._layers:
             at = f"layers.{layer.index}."
             x, stream = self._join(ops, weights, stream, delta, at + "input_norm")
-            delta = self._leave(
-                ops, weights, self._attention(ops, weights, forward, layer, x), at + "attention_out_norm"
-            )
+            x = self._attention(ops, weights, forward, layer, x)
+            stream, delta = self._leave(ops, weights, stream, x, (at + "o", at + "attention_out_norm"))
             x, stream = self._join(ops, weights, stream, delta, at + "mlp_norm")
-            delta = self._leave(ops, weights, self._mlp(ops, weights, at, x), at + "mlp_out_norm")
+            x = self._mlp(ops, weights, at, x)
+            stream, delta = self._leave(ops, weights, stream, x, (at + "down", at + "mlp_out_norm"))
         x, _ = self._join(ops, weights, stream, delta, "norm")
         return x
 
     def logits(self, ops: Ops, weights: Weights, hidden: Array) -> Array:
         """Head over chosen rows of the hidden state. Returns float32 ``[n, vocab]``."""
-        logits = ops.cast(ops.all_gather(ops.linear(hidden, weights["head"])), "float32")
+        logits = ops.all_gather(ops.linear_float32(hidden, weights["head"]))
         if self._spec.logit_scale != 1.0:
             logits = ops.scale(logits, self._spec.logit_scale)
         if self._spec.logit_softcap is not None:
@@ -102,11 +102,20 @@ class DecoderModel:
             return ops.rms_norm(stream, weights[norm], eps), stream
         return ops.add_rms_norm(delta, stream, weights[norm], eps)
 
-    def _leave(self, ops: Ops, weights: Weights, x: Array, norm: str) -> Array:
-        """Norm and scale a block's output before it joins the residual stream."""
+    def _leave(
+        self, ops: Ops, weights: Weights, stream: Array, x: Array, names: tuple[str, str]
+    ) -> tuple[Array, Array | None]:
+        """Project what a block computed, by the parameter ``names[0]`` and the norm ``names[1]`` where there is one.
+
+        Returns the residual stream, and what is still to be added to it: nothing where the projection added itself.
+        """
+        projection, norm = names
+        if ops.has_linear_add and norm not in self._names and self._spec.residual_scale == 1.0:
+            return ops.linear_add(x, weights[projection], stream), None
+        delta = ops.all_reduce(ops.linear(x, weights[projection]))
         if norm in self._names:
-            x = ops.rms_norm(x, weights[norm], self._spec.norm_eps)
-        return x if self._spec.residual_scale == 1.0 else ops.scale(x, self._spec.residual_scale)
+            delta = ops.rms_norm(delta, weights[norm], self._spec.norm_eps)
+        return stream, delta if self._spec.residual_scale == 1.0 else ops.scale(delta, self._spec.residual_scale)
 
     def _attention(self, ops: Ops, weights: Weights, forward: Forward, layer: LayerKV, x: Array) -> Array:
         at = f"layers.{layer.index}."
@@ -120,7 +129,7 @@ class DecoderModel:
         if self._spec.qk_norm is QKNorm.HEAD:
             q, k = self._norm_qk(ops, weights, at, q, k)
         q, k = forward.rope(q, layer.rope_id), forward.rope(k, layer.rope_id)
-        return ops.all_reduce(ops.linear(forward.attend(q, k, v, layer), weights[at + "o"]))
+        return forward.attend(q, k, v, layer)
 
     def _project(self, ops: Ops, weights: Weights, at: str, x: Array) -> tuple[Array, ...]:
         """Queries, keys and values, by one linear where their formats match."""
@@ -139,12 +148,10 @@ class DecoderModel:
         if at + "gate_up" not in self._names:
             gate, up = ops.linear(x, weights[at + "gate"]), ops.linear(x, weights[at + "up"])
             gated = ops.silu(gate) if activation is Activation.SILU else ops.gelu(gate, self._approximate)
-            product = ops.mul(gated, up)
-        elif activation is Activation.SILU:
-            product = ops.silu_mul(ops.linear(x, weights[at + "gate_up"]), width)
-        else:
-            product = ops.gelu_mul(ops.linear(x, weights[at + "gate_up"]), width, self._approximate)
-        return ops.all_reduce(ops.linear(product, weights[at + "down"]))
+            return ops.mul(gated, up)
+        if activation is Activation.SILU:
+            return ops.silu_mul(ops.linear(x, weights[at + "gate_up"]), width)
+        return ops.gelu_mul(ops.linear(x, weights[at + "gate_up"]), width, self._approximate)
 
     @property
     def _approximate(self) -> bool:

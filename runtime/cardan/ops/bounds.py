@@ -85,10 +85,41 @@ def linear(tried: Tried) -> tuple[Allowed, ...]:
 
     Source: Higham and Mary, "A New Approach to Probabilistic Rounding Error Analysis", 2019, theorem 3.1.
     """
-    x, weight = tried.arguments
+    sizes, bias, _ = _linear_sizes(tried)
+    return (tried.gamma(_inner(tried) + 1) * (sizes + bias) + tried.rounded(np.abs(tried.want[0]) + bias, 2.0),)
+
+
+def linear_add(tried: Tried) -> tuple[Allowed, ...]:
+    """The residual is one more term of the sum in float32, which is rounded once."""
+    sizes, bias, residual = _linear_sizes(tried)
+    return (tried.gamma(_inner(tried) + 2) * (sizes + bias + residual) + tried.rounded(tried.want[0]),)
+
+
+def linear_add_composed(tried: Tried) -> tuple[Allowed, ...]:
+    """The product is rounded, once more with the bias, and the sum with the residual."""
+    x, weight = tried.arguments[:2]
+    product = np.abs(definitions.linear(x, weight.values))
+    sizes, bias, _ = _linear_sizes(tried)
+    inner = tried.gamma(_inner(tried) + 1) * (sizes + bias)
+    return (inner + tried.rounded(product + 2 * bias, 2.0) + tried.rounded(tried.want[0]),)
+
+
+def linear_float32(tried: Tried) -> tuple[Allowed, ...]:
+    """A sum in float32, whatever the tried type; rounded to that type is neither it nor the sum with the bias."""
+    sizes, bias, _ = _linear_sizes(tried)
+    return (tried.gamma(_inner(tried) + 1) * (sizes + bias) + 2 * tried.w * (np.abs(tried.want[0]) + bias),)
+
+
+def _inner(tried: Tried) -> int:
+    return int(tried.arguments[0].shape[1])
+
+
+def _linear_sizes(tried: Tried) -> tuple[NumpyArray, NumpyArray | float, NumpyArray | float]:
+    """Sizes of what a linear adds up: of its products, its bias and, where there is one, the residual."""
+    x, weight = tried.arguments[:2]
     sizes = np.abs(x) @ np.abs(weight.values).T
     bias = 0.0 if weight.bias is None else np.abs(weight.bias)
-    return (tried.gamma(x.shape[1] + 1) * (sizes + bias) + tried.rounded(np.abs(tried.want[0]) + bias, 2.0),)
+    return sizes, bias, np.abs(tried.arguments[2]) if len(tried.arguments) > 2 else 0.0
 
 
 def rms_norm(tried: Tried) -> tuple[Allowed, ...]:

@@ -86,6 +86,13 @@ def linears(rng: np.random.Generator) -> Iterator[Arguments]:
             yield rng.normal(size=(tokens, weight.values.shape[1])), weight
 
 
+def residual_linears(rng: np.random.Generator) -> Iterator[Arguments]:
+    """The same, and a residual: as large as the product, then much smaller and much larger."""
+    for index, (x, weight) in enumerate(linears(rng)):
+        residual = rng.normal(size=(len(x), len(weight.values)))
+        yield x, weight, residual * (1.0, 0.01, 30.0)[index % 3]
+
+
 def rotations(rng: np.random.Generator) -> Iterator[Arguments]:
     """Heads, positions out of order, tables narrower than the head or as wide, both pairings."""
     for tokens, heads, dim in TOKENS_HEADS_DIM:

@@ -60,6 +60,8 @@ class OpSpec:
         reference: the meaning, on numpy arrays in float64.
         cases: makes the arguments it is tried on.
         bound: how far each element of the results may be off; by default values are moved and not rounded.
+        composed: the same where a platform leaves the operation to the composition in ``Ops``, which rounds more
+            often; None where that is no matter.
         call: how it is called, where that is not ``getattr(ops, name)(*arguments)``.
         covers: the methods that it tries; itself where empty.
     """
@@ -71,6 +73,7 @@ class OpSpec:
     reference: Callable[..., Any]
     cases: Cases
     bound: Bound = exact
+    composed: Bound | None = None
     call: Callable[..., Any] | None = None
     covers: tuple[str, ...] = ()
 

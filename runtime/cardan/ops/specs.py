@@ -34,6 +34,10 @@ def _linear(x: NumpyArray, weight: DenseWeight) -> NumpyArray:
     return weight.apply(x)
 
 
+def _linear_add(x: NumpyArray, weight: DenseWeight, residual: NumpyArray) -> NumpyArray:
+    return weight.apply(x) + residual
+
+
 def _identity(x: NumpyArray, *ignored: Any) -> NumpyArray:
     return x
 
@@ -388,6 +392,24 @@ _RANKS_AND_FUSED = (
         cases=cases.rotations,
         call=_rope_in_two_steps,
         covers=("rope_prepare", "rope_apply"),
+    ),
+    OpSpec(
+        name="linear_add",
+        inputs=(activation("x", "tokens in"), packed("weight"), activation("residual", "tokens out")),
+        outputs=("tokens out",),
+        reference=_linear_add,
+        bound=bounds.linear_add,
+        composed=bounds.linear_add_composed,
+        cases=cases.residual_linears,
+    ),
+    OpSpec(
+        name="linear_float32",
+        inputs=(activation("x", "tokens in"), packed("weight")),
+        outputs=("tokens out",),
+        reference=_linear,
+        bound=bounds.linear_float32,
+        composed=bounds.linear,
+        cases=cases.linears,
     ),
     OpSpec(
         name="add_rms_norm",

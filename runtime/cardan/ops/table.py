@@ -198,6 +198,25 @@ class Ops(abc.ABC):
         """Rotate ``x: [tokens, heads, dim]`` as ``rope`` does, by what ``rope_prepare`` returned."""
         return self.rope(x, *prepared)
 
+    @property
+    def has_linear_add(self) -> bool:
+        """Whether ``linear_add`` is a kernel; where it is not, ``add_rms_norm`` may save more than it does."""
+        return type(self).linear_add is not Ops.linear_add
+
+    def linear_add(self, x: Array, weight: Any, residual: Array) -> Array:
+        """``residual: [tokens, out]`` plus ``linear``'s result, summed over ranks as ``all_reduce`` does.
+
+        A kernel for it adds up in float32 and rounds once; this composition rounds the product by itself.
+        """
+        return self.add(residual, self.all_reduce(self.linear(x, weight)))
+
+    def linear_float32(self, x: Array, weight: Any) -> Array:
+        """``linear``'s result in float32, whatever the type of ``x``: for logits, whose near ties a narrow type hides.
+
+        A kernel for it does not round to a narrower type in between; this composition does.
+        """
+        return self.cast(self.linear(x, weight), "float32")
+
     def add_rms_norm(self, x: Array, residual: Array, weight: Array, eps: float) -> tuple[Array, Array]:
         """``s = x + residual``; returns ``(rms_norm(s), s)``."""
         total = self.add(x, residual)

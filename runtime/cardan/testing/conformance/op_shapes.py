@@ -81,6 +81,11 @@ def _linears(rng: np.random.Generator, width: int) -> Iterator[Arguments]:
     yield rng.normal(size=(67, 64)), DenseWeight(rng.normal(size=(1031, 64)) / 8.0, None)
 
 
+def _residual_linears(rng: np.random.Generator, width: int) -> Iterator[Arguments]:
+    for x, weight in _linears(rng, width):
+        yield x, weight, rng.normal(size=(len(x), len(weight.values)))
+
+
 def _logits(rng: np.random.Generator, width: int) -> NumpyArray:
     return (np.round(rng.normal(size=(3, width)) * 64.0) / 16.0).astype(np.float32)
 
@@ -105,6 +110,8 @@ def _norms(rng: np.random.Generator, width: int) -> Iterator[Arguments]:
 
 _LONG: Mapping[str, Callable[[np.random.Generator, int], Iterator[Arguments]]] = {
     "linear": _linears,
+    "linear_add": _residual_linears,
+    "linear_float32": _linears,
     "log_softmax": _rows,
     "logsumexp": _rows,
     "argmax": _rows,
