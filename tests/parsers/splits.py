@@ -79,7 +79,7 @@ def joined(events: Iterable[Event]) -> list[Event]:
     return found
 
 
-def splits(text: str, seed: int = 0, random_splits: int = 20) -> Iterator[list[str]]:
+def splits(text: str, seed: int = 0, random_splits: int = 12) -> Iterator[list[str]]:
     """Every split into two pieces, random ones into many, and single characters."""
     for at in range(len(text) + 1):
         yield [text[:at], text[at:]]

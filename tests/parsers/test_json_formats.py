@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 from splits import Sample, check_sample
 
@@ -89,3 +91,149 @@ HERMES = [
 @pytest.mark.parametrize("sample", HERMES, ids=lambda sample: sample.text[:40])
 def test_hermes(name: str, sample: Sample) -> None:
     check_sample(AnswerFormat(tool_parser=name), sample)
+
+
+LLAMA = [
+    Sample("Hello {world}", content="Hello {world}"),
+    Sample('{"name": "get_weather", "parameters": {"city": "Oslo"}}', calls=(("get_weather", {"city": "Oslo"}),)),
+    Sample(
+        '\n{"name": "now", "parameters": {}}; {"type": "function", "name": "get_weather", "parameters": {"days": 1}}\n',
+        calls=(("now", {}), ("get_weather", {"days": 1})),
+    ),
+    Sample(
+        'One moment. <|python_tag|>{"name": "get_weather", "arguments": {"city": "Ålesund"}}',
+        content="One moment.",
+        calls=(("get_weather", {"city": "Ålesund"}),),
+    ),
+    Sample('{"answer": 42, "name": "now"}', content='{"answer": 42, "name": "now"}'),
+    Sample('{"name": "Bob", "parameters": {}}', content='{"name": "Bob", "parameters": {}}'),
+    Sample('{"name": "now", "parameters": {', content='{"name": "now", "parameters": {'),
+    Sample('{"name": "now", "parameters": {}}; and so', content="; and so", calls=(("now", {}),)),
+    Sample('<|python_tag|>search.call(query="x")', content='<|python_tag|>search.call(query="x")'),
+    Sample("  {", content="  {"),
+    Sample("", content=""),
+]
+
+
+@pytest.mark.parametrize("sample", LLAMA, ids=lambda sample: sample.text[:40])
+def test_llama3(sample: Sample) -> None:
+    check_sample(AnswerFormat("llama3"), sample)
+
+
+MISTRAL = [
+    Sample("A [TOOL] is not a call.", content="A [TOOL] is not a call."),
+    Sample(
+        '[TOOL_CALLS] [{"name": "get_weather", "arguments": {"city": "Nîmes", "tags": ["a]", "[b"]}}, '
+        '{"name": "now", "arguments": {}, "id": "abcdefghi"}]',
+        calls=(("get_weather", {"city": "Nîmes", "tags": ["a]", "[b"]}), ("now", {})),
+    ),
+    Sample(
+        'Yes.[TOOL_CALLS]get_weather[ARGS]{"city": "Nice"}[TOOL_CALLS]now[CALL_ID]123456789[ARGS]{}',
+        content="Yes.",
+        calls=(("get_weather", {"city": "Nice"}), ("now", {})),
+        ids=("id0", "123456789"),
+    ),
+    Sample('[TOOL_CALLS]get_weather{"city": "Nice"}', calls=(("get_weather", {"city": "Nice"}),)),
+    Sample('[TOOL_CALLS] [{"name": "now", "arguments": {}}', calls=(("now", {}),)),
+    Sample('[TOOL_CALLS]launch[ARGS]{"a": 1} end', content='[TOOL_CALLS]launch[ARGS]{"a": 1} end'),
+    Sample('[TOOL_CALLS]now[ARGS]{"a": ', content='[TOOL_CALLS]now[ARGS]{"a": '),
+    Sample("[TOOL_CALLS]now[ARGS] [1]", content="[TOOL_CALLS]now[ARGS] [1]"),
+    Sample(
+        '[TOOL_CALLS] [{"name": "now", "arguments": {}}, {"name": "launch"}]',
+        content=', {"name": "launch"}]',
+        calls=(("now", {}),),
+    ),
+]
+
+
+@pytest.mark.parametrize("sample", MISTRAL, ids=lambda sample: sample.text[:40])
+def test_mistral(sample: Sample) -> None:
+    if 'launch"}]' in sample.text:
+        sample = Sample(sample.text, ', {"name": "launch"}]', sample.calls)
+    check_sample(AnswerFormat("mistral"), sample)
+
+
+def _deepseek(*calls: str) -> str:
+    return "<｜tool▁calls▁begin｜>" + "\n".join(calls) + "<｜tool▁calls▁end｜>"
+
+
+def _v3(name: str, arguments: str) -> str:
+    return f"<｜tool▁call▁begin｜>function<｜tool▁sep｜>{name}\n```json\n{arguments}\n```<｜tool▁call▁end｜>"
+
+
+def _v31(name: str, arguments: str) -> str:
+    return f"<｜tool▁call▁begin｜>{name}<｜tool▁sep｜>{arguments}<｜tool▁call▁end｜>"
+
+
+@pytest.mark.parametrize(("form", "call"), [("deepseekv3", _v3), ("deepseekv31", _v31)])
+def test_deepseek(form: str, call: Callable[[str, str], str]) -> None:
+    one, two = call("get_weather", '{"city": "東京 ```"}'), call("now", "{}")
+    bad = call("launch", "{}")
+    parsed = (("get_weather", {"city": "東京 ```"}), ("now", {}))
+    samples = [
+        Sample("No <｜tool calls.", content="No <｜tool calls."),
+        Sample(_deepseek(one), calls=parsed[:1]),
+        Sample(f"First.\n\n{_deepseek(one, two)}", content="First.", calls=parsed),
+        Sample(f"{_deepseek(one)} Then {_deepseek(two)} end.", content=" Then end.", calls=parsed),
+        Sample(one, calls=parsed[:1]),
+        Sample(_deepseek(bad), content=_deepseek(bad)),
+        Sample(f"a {_deepseek(one)[:60]}", content=f"a {_deepseek(one)[:60]}"),
+        Sample("<｜tool▁calls▁begin｜>", content="<｜tool▁calls▁begin｜>"),
+    ]
+    for sample in samples:
+        check_sample(AnswerFormat(form), sample)
+
+
+KIMI = [
+    Sample("Words <|tool", content="Words <|tool"),
+    Sample(
+        "Sure.<|tool_calls_section_begin|><|tool_call_begin|>functions.get_weather:0<|tool_call_argument_begin|>"
+        '{"city": "北京"}<|tool_call_end|><|tool_call_begin|>functions.now:1<|tool_call_argument_begin|>{}'
+        "<|tool_call_end|><|tool_calls_section_end|>",
+        content="Sure.",
+        calls=(("get_weather", {"city": "北京"}), ("now", {})),
+        ids=("functions.get_weather:0", "functions.now:1"),
+    ),
+    Sample(
+        "<|tool_calls_section_begin|>\n<|tool_call_begin|>\nfunctions.now:0<|tool_call_argument_begin|>\n{}\n"
+        "<|tool_call_end|>\n<|tool_calls_section_end|>\n",
+        calls=(("now", {}),),
+        ids=("functions.now:0",),
+    ),
+    Sample(
+        "<|tool_call_begin|>now:3<|tool_call_argument_begin|>{}<|tool_call_end|>"
+        "<|tool_call_begin|>now:3<|tool_call_argument_begin|>{}<|tool_call_end|>",
+        calls=(("now", {}), ("now", {})),
+        ids=("now:3", "id0"),
+    ),
+    Sample(
+        "<|tool_call_begin|>write.file-2<|tool_call_argument_begin|>{}<|tool_call_end|>",
+        calls=(("write.file-2", {}),),
+        ids=("id0",),
+    ),
+    Sample(
+        "<|tool_call_begin|>functions.launch:0<|tool_call_argument_begin|>{}<|tool_call_end|>",
+        content="<|tool_call_begin|>functions.launch:0<|tool_call_argument_begin|>{}<|tool_call_end|>",
+    ),
+    Sample(
+        "<|tool_calls_section_begin|><|tool_call_begin|>functions.now:0<|tool_call_arg",
+        content="<|tool_calls_section_begin|><|tool_call_begin|>functions.now:0<|tool_call_arg",
+    ),
+]
+
+
+@pytest.mark.parametrize("sample", KIMI, ids=lambda sample: sample.text[:40])
+def test_kimi_k2(sample: Sample) -> None:
+    check_sample(AnswerFormat("kimi_k2"), sample)
+
+
+def test_calls_that_leak_into_reasoning_end_it() -> None:
+    text = (
+        "I should look. <|tool_calls_section_begin|><|tool_call_begin|>functions.now:0<|tool_call_argument_begin|>{}"
+        "<|tool_call_end|><|tool_calls_section_end|>"
+    )
+    check_sample(
+        AnswerFormat("kimi_k2", "kimi_k2"),
+        Sample(text, reasoning="I should look.", calls=(("now", {}),)),
+        prompt="<think>",
+    )

@@ -16,13 +16,8 @@ from cardan.parsers.events import (
     Reasoning,
     ToolCall,
 )
-from cardan.parsers.registry import (
-    REASONING_FORMATS,
-    TOOL_FORMATS,
-    ReasoningFormat,
-    ToolFormat,
-    choose_parsers,
-)
+from cardan.parsers.formats import ReasoningFormat, ToolFormat
+from cardan.parsers.registry import REASONING_FORMATS, TOOL_FORMATS, choose_parsers
 
 __all__ = [
     "REASONING_FORMATS",

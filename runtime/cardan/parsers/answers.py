@@ -10,14 +10,9 @@ from dataclasses import dataclass
 
 from cardan.parsers.base import Parser, ParserContext
 from cardan.parsers.events import Answer
+from cardan.parsers.formats import ReasoningFormat, ToolFormat
 from cardan.parsers.reasoning import PlainParser, ReasoningParser
-from cardan.parsers.registry import (
-    REASONING_FORMATS,
-    TOOL_FORMATS,
-    ReasoningFormat,
-    ToolFormat,
-    choose_parsers,
-)
+from cardan.parsers.registry import REASONING_FORMATS, TOOL_FORMATS, choose_parsers
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,22 +55,28 @@ class AnswerFormat:
     def markers(self, wanted: Wanted) -> frozenset[str]:
         """Texts that the parser needs to see, also where they are special tokens."""
         found: set[str] = set()
+        reasoning = self.reasoning
         if wanted.tools is not None and self.tools is not None:
             found.update(self.tools.markers)
-        if wanted.reasoning and self.reasoning is not None:
-            found |= {self.reasoning.opening, self.reasoning.closing}
+        if reasoning is not None and reasoning.build is not None:
+            found.update(reasoning.markers)
+        elif reasoning is not None and wanted.reasoning:
+            found |= {reasoning.opening, reasoning.closing}
         return frozenset(found)
 
     def parser(self, wanted: Wanted) -> Parser:
         """A parser for one answer."""
+        reasoning, tools = self.reasoning, wanted.tools if self.tools is not None else None
+        if reasoning is not None and reasoning.build is not None:
+            return reasoning.build(tools, wanted.reasoning)
         inner: Parser = PlainParser()
         starts: tuple[str, ...] = ()
-        if wanted.tools is not None and self.tools is not None:
-            inner, starts = self.tools.build(wanted.tools), self.tools.starts
-        if not wanted.reasoning or self.reasoning is None:
+        if self.tools is not None and tools is not None:
+            inner, starts = self.tools.build(tools), self.tools.starts
+        if reasoning is None or not wanted.reasoning:
             return inner
-        tags = (self.reasoning.opening, self.reasoning.closing)
-        return ReasoningParser(tags, inner, is_open=self.reasoning.begins_open(wanted.prompt), also_ends=starts)
+        tags = (reasoning.opening, reasoning.closing)
+        return ReasoningParser(tags, inner, is_open=reasoning.begins_open(wanted.prompt), also_ends=starts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -161,7 +161,11 @@ class CallParser(ScriptedParser):
             if self._open is not None:
                 self._emit(CallDropped(self._open))
                 self._open = None
-            self._emit(Content(self._source.taken()))
+            self._emit_taken()
+
+    def _emit_taken(self) -> None:
+        """Make content of what was taken since the mark."""
+        self._emit(Content(self._source.taken()))
 
     def _start_call(self, name: str, call_id: str | None = None) -> None:
         """Begin a call.
@@ -187,18 +191,49 @@ class CallParser(ScriptedParser):
         self._num_ended += 1
         self._source.mark()
 
-    def _read_name(self, ends: Iterable[str]) -> Script[str]:
-        """Take a function's name with what ends it; white space around the name is left out.
+    def _read_name(self, ends: Iterable[str], before: str = "") -> Script[tuple[str, str]]:
+        """Take a function's name and what ends it; white space around the name is left out. Returns both.
+
+        Args:
+            ends: what ends the name.
+            before: a character that ends the name too and is not taken; the end is an empty text then.
 
         Raises:
             BrokenCallError: what stands there is the name of no function.
         """
         name = ""
-        while not (yield from self._source.accept_any(ends)):
+        while not (end := (yield from self._source.accept_any(ends))):
             following = yield from self._source.peek()
+            if before and following == before:
+                break
             if not following or not self._context.may_begin((name + following).strip()):
                 raise BrokenCallError
             name += self._source.take(1)
         if not self._context.knows(name.strip()):
             raise BrokenCallError
-        return name.strip()
+        return name.strip(), end
+
+    def _read_word(self, end: str, most: int = 256) -> Script[str]:
+        """Take a short text of one line up to what ends it, and that too.
+
+        Raises:
+            BrokenCallError: it is too long, or there is no end to it.
+        """
+        word = ""
+        while not (yield from self._source.accept(end)):
+            following = yield from self._source.peek()
+            if following in ("", "\n") or len(word) == most:
+                raise BrokenCallError
+            word += self._source.take(1)
+        return word
+
+    def _expect(self, *literals: str) -> Script[None]:
+        """Take texts that must come next, with white space before each.
+
+        Raises:
+            BrokenCallError: they do not.
+        """
+        for literal in literals:
+            yield from self._source.skip_space()
+            if not (yield from self._source.accept(literal)):
+                raise BrokenCallError

@@ -88,6 +88,11 @@ class Answer:
     calls: dict[int, ToolCall] = field(default_factory=dict)
     _open: dict[int, ToolCall] = field(default_factory=dict)
 
+    @property
+    def unfinished(self) -> bool:
+        """Whether a call has begun that neither ended nor was dropped."""
+        return bool(self._open)
+
     def add(self, events: Iterable[Event]) -> None:
         """Take the next events."""
         for event in events:

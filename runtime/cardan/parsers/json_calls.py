@@ -9,7 +9,7 @@ import json
 
 from cardan.parsers.base import BrokenCallError, CallParser
 from cardan.parsers.json_values import expect, read_text, read_value
-from cardan.parsers.source import Markers, Script
+from cardan.parsers.source import Script
 
 ARGUMENT_KEYS = ("arguments", "parameters")
 _OTHER_KEYS = ("id", "type")
@@ -118,15 +118,3 @@ def as_object(arguments: str) -> str:
 
 def _refuse(name: str) -> None:
     raise ValueError(name)
-
-
-class HermesParser(JsonCallParser):
-    """``<tool_call>{"name": …, "arguments": {…}}</tool_call>``, one element a call."""
-
-    starts = Markers(["<tool_call>"])
-
-    def _read_calls(self, start: str) -> Script[None]:
-        yield from self._source.skip_space()
-        yield from self._read_object()
-        yield from self._source.skip_space()
-        yield from self._source.accept("</tool_call>")

@@ -5,82 +5,20 @@ It knows no request. Plugins add to both tables through their hooks.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
 
 from cardan.errors import ConfigError
-from cardan.parsers.base import Parser, ParserContext, new_call_id
-from cardan.parsers.json_calls import HermesParser
+from cardan.parsers.builtin import BUILT_IN_REASONING_FORMATS, BUILT_IN_TOOL_FORMATS
+from cardan.parsers.formats import ReasoningFormat, ToolFormat
 
 AUTO = "auto"
 NONE = "none"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ToolFormat:
-    """How a model writes calls of tools.
-
-    Attributes:
-        build: makes the parser of one answer.
-        markers: texts that the parser needs to see, though they may be special tokens, which texts leave out.
-        starts: texts that can only begin calls; they end reasoning that the model did not close.
-        signs: texts that a chat template of this format holds, all of them; none for formats that cannot be told.
-        no_signs: texts that it does not hold.
-        new_id: makes the id of a call, where the model writes none and its chat template wants a certain form.
-    """
-
-    build: Callable[[ParserContext], Parser]
-    markers: tuple[str, ...] = ()
-    starts: tuple[str, ...] = ()
-    signs: tuple[str, ...] = ()
-    no_signs: tuple[str, ...] = ()
-    new_id: Callable[[], str] = new_call_id
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReasoningFormat:
-    """How a model marks its reasoning.
-
-    Attributes:
-        opening: what begins it.
-        closing: what ends it.
-        is_open: whether answers begin within the reasoning where the prompt does not tell.
-        signs: texts that a chat template of this format holds, all of them; none for formats that cannot be told.
-        no_signs: texts that it does not hold.
-    """
-
-    opening: str = "<think>"
-    closing: str = "</think>"
-    is_open: bool = False
-    signs: tuple[str, ...] = ()
-    no_signs: tuple[str, ...] = ()
-
-    def begins_open(self, prompt: str) -> bool:
-        """Whether the answer to a prompt begins within the reasoning."""
-        prompt = prompt.rstrip()
-        if prompt.endswith(self.opening):
-            return True
-        return self.is_open and not prompt.endswith(self.closing)
-
-
-_HERMES = ToolFormat(
-    build=HermesParser,
-    markers=("<tool_call>", "</tool_call>"),
-    starts=("<tool_call>",),
-    signs=("<tool_call>",),
-    no_signs=("<arg_key>", "<function="),
-)
-
-TOOL_FORMATS: dict[str, ToolFormat] = {
-    "hermes": _HERMES,
-    "qwen25": _HERMES,
-}
+TOOL_FORMATS: dict[str, ToolFormat] = dict(BUILT_IN_TOOL_FORMATS)
 """Formats of calls by the name that ``--tool-call-parser`` takes."""
 
-REASONING_FORMATS: dict[str, ReasoningFormat] = {
-    "deepseek-r1": ReasoningFormat(is_open=True, signs=("</think>", "<｜Assistant｜>"), no_signs=("thinking",)),
-    "qwen3": ReasoningFormat(signs=("<think>", "enable_thinking")),
-}
+REASONING_FORMATS: dict[str, ReasoningFormat] = dict(BUILT_IN_REASONING_FORMATS)
 """Formats of reasoning by the name that ``--reasoning-parser`` takes."""
 
 
@@ -93,13 +31,19 @@ def choose_parsers(tool_call_parser: str, reasoning_parser: str, templates: Iter
         templates: the model's chat templates.
 
     Raises:
-        ConfigError: there is no format of that name.
+        ConfigError: there is no format of that name, or the two cannot be read together.
     """
     source = "\n".join(templates)
-    return (
-        _choose("--tool-call-parser", tool_call_parser, TOOL_FORMATS, source),
-        _choose("--reasoning-parser", reasoning_parser, REASONING_FORMATS, source),
-    )
+    tools = _choose("--tool-call-parser", tool_call_parser, TOOL_FORMATS, source)
+    reasoning = _choose("--reasoning-parser", reasoning_parser, REASONING_FORMATS, source)
+    reads_both = {name for name, kind in REASONING_FORMATS.items() if kind.build is not None}
+    if tools != reasoning and None not in (tools, reasoning) and reads_both & {tools, reasoning}:
+        raise ConfigError(
+            f"--tool-call-parser {tools} and --reasoning-parser {reasoning} cannot go together: the format "
+            f"{tools if tools in reads_both else reasoning} is of whole answers. "
+            "Name it for both, or leave both to auto."
+        )
+    return tools, reasoning
 
 
 def _choose(flag: str, name: str, known: Mapping[str, ToolFormat | ReasoningFormat], source: str) -> str | None:

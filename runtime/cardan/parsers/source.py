@@ -121,6 +121,24 @@ class Source:
                 return literal
         return ""
 
+    def accept_spaced(self, *literals: str) -> Script[str]:
+        """Take the first of several texts that comes next behind white space, with that space.
+
+        Nothing is taken when none does, and an empty text is returned.
+        """
+        space = 0
+        while True:
+            while self._position + space < len(self._text) and self._text[self._position + space].isspace():
+                space += 1
+            rest = self._text[self._position + space :]
+            for literal in literals:
+                if rest.startswith(literal):
+                    self.take(space + len(literal))
+                    return literal
+            if self.ended or (rest and not any(literal.startswith(rest) for literal in literals)):
+                return ""
+            yield
+
     def skip_space(self) -> Script[str]:
         """Take white space."""
         return (yield from self.take_while(str.isspace))
