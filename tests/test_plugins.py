@@ -14,6 +14,18 @@ from cardan.cache import EVICTION_POLICIES
 from cardan.engine.extensions import apply_plugins
 from cardan.errors import ConfigError, PluginError
 from cardan.models import MODEL_FAMILIES, build_model
+from cardan.parsers import (
+    REASONING_FORMATS,
+    TOOL_FORMATS,
+    AnswerFormat,
+    ParserContext,
+    PlainParser,
+    ReasoningFormat,
+    ToolFormat,
+    Wanted,
+    choose_parsers,
+    read_answer,
+)
 from cardan.plugins import Hooks, hook_names, hookimpl, load_plugins
 from cardan.scheduler import SCHEDULE_POLICIES, SchedulePolicy
 from cardan.scheduler.ordering import fcfs
@@ -45,7 +57,13 @@ def plugin(**functions: Any) -> Any:
 
 @pytest.fixture
 def restored_registries() -> Any:
-    registries: list[dict[str, Any]] = [MODEL_FAMILIES, SCHEDULE_POLICIES, EVICTION_POLICIES]
+    registries: list[dict[str, Any]] = [
+        MODEL_FAMILIES,
+        SCHEDULE_POLICIES,
+        EVICTION_POLICIES,
+        TOOL_FORMATS,
+        REASONING_FORMATS,
+    ]
     before = [dict(registry) for registry in registries]
     yield
     for registry, values in zip(registries, before, strict=True):
@@ -69,16 +87,30 @@ def test_every_hook_reaches_its_registry() -> None:
     def add_eviction(register: Any) -> None:
         register("acme-rank", rank)
 
+    calls, thoughts = ToolFormat(build=lambda context: PlainParser()), ReasoningFormat(opening="<a>", closing="</a>")
+
+    def add_calls(register: Any) -> None:
+        register("acme-calls", calls)
+
+    def add_thoughts(register: Any) -> None:
+        register("acme-thoughts", thoughts)
+
     functions = {
         "register_models": add_models,
         "register_schedule_policies": add_schedule,
         "register_eviction_policies": add_eviction,
+        "register_tool_call_parsers": add_calls,
+        "register_reasoning_parsers": add_thoughts,
     }
     assert set(functions) == set(hook_names()), "a hook that this test does not exercise"
     apply_plugins([FakeEntryPoint(plugin(**functions))])
     assert build_model({"architectures": ["AcmeForCausalLM"]}, "x", None) is model
     assert SCHEDULE_POLICIES["acme-order"] is policy
     assert EVICTION_POLICIES["acme-rank"] is rank
+    form = AnswerFormat(*choose_parsers("acme-calls", "acme-thoughts", ()))
+    assert (form.tools, form.reasoning) == (calls, thoughts)
+    answer = read_answer(form.parser(Wanted(tools=ParserContext())), "<a>x</a>y")
+    assert (answer.reasoning, answer.content) == ("x", "y")
 
 
 @pytest.mark.usefixtures("restored_registries")
@@ -88,6 +120,8 @@ def test_every_hook_reaches_its_registry() -> None:
         ("register_models", "LlamaForCausalLM", ConfigError, "LlamaForCausalLM, which is registered already"),
         ("register_schedule_policies", "lpm", PluginError, "'lpm' for --schedule-policy, which is registered already"),
         ("register_eviction_policies", "lru", PluginError, "'lru' for --radix-eviction-policy, which is registered"),
+        ("register_tool_call_parsers", "hermes", PluginError, "'hermes' for --tool-call-parser, which is registered"),
+        ("register_reasoning_parsers", "qwen3", PluginError, "'qwen3' for --reasoning-parser, which is registered"),
     ],
 )
 def test_a_name_that_is_taken_is_refused(hook: str, taken: str, kind: type[Exception], message: str) -> None:

@@ -145,6 +145,22 @@ class Hooks:
         integers, and the node with the lowest goes first.
         """
 
+    @_hookspec
+    def register_tool_call_parsers(self, register: Register) -> None:
+        """Add formats in which models write calls of tools.
+
+        ``register(name, format)``: ``name`` is what ``--tool-call-parser`` takes; ``format`` is a
+        ``cardan.parsers.ToolFormat``.
+        """
+
+    @_hookspec
+    def register_reasoning_parsers(self, register: Register) -> None:
+        """Add formats in which models mark their reasoning.
+
+        ``register(name, format)``: ``name`` is what ``--reasoning-parser`` takes; ``format`` is a
+        ``cardan.parsers.ReasoningFormat``.
+        """
+
 
 def load_plugins(entry_points: Iterable[EntryPointLike] | None = None) -> pluggy.PluginManager:
     """Load all general plugins; the manager's ``hook`` calls them.

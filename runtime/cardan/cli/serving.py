@@ -44,6 +44,7 @@ def show_ready(console: Console, serving: ServingInfo) -> None:
     show_plan(console, info.plan)
     parts = ", ".join(f"{part} {seconds:.1f}" for part, seconds in info.started_s.items() if part != "total")
     console.print(f"[bold]start[/]    {info.started_s.get('total', 0.0):.1f} s ({escape(parts)})")
+    console.print(f"[bold]answers[/]  {escape(serving.answers)}")
     console.print(
         f"[bold green]ready[/]    {serving.url}/v1 serves {escape(info.model_name)}; "
         f"KV pool {info.max_total_tokens} tokens, context {info.context_length}. Ctrl-C stops."

@@ -1,4 +1,4 @@
-"""Lets general plugins add to the registries of models and policies, once per process.
+"""Lets general plugins add to the registries of models, policies and parsers, once per process.
 
 It knows no plugin; ``cardan.plugins`` finds and checks them.
 """
@@ -12,6 +12,7 @@ from typing import Any
 from cardan.cache import EVICTION_POLICIES
 from cardan.errors import PluginError
 from cardan.models import register_model
+from cardan.parsers import REASONING_FORMATS, TOOL_FORMATS
 from cardan.plugins import EntryPointLike, Register, load_plugins
 from cardan.scheduler import SCHEDULE_POLICIES
 
@@ -41,6 +42,8 @@ def apply_plugins(entry_points: Iterable[EntryPointLike] | None = None) -> None:
     hooks.register_models(register=register_model)
     hooks.register_schedule_policies(register=_adder(SCHEDULE_POLICIES, "--schedule-policy"))
     hooks.register_eviction_policies(register=_adder(EVICTION_POLICIES, "--radix-eviction-policy"))
+    hooks.register_tool_call_parsers(register=_adder(TOOL_FORMATS, "--tool-call-parser"))
+    hooks.register_reasoning_parsers(register=_adder(REASONING_FORMATS, "--reasoning-parser"))
 
 
 def _adder(registry: MutableMapping[str, Any], flag: str) -> Register:

@@ -17,6 +17,7 @@ from cardan.parsers.events import (
     ToolCall,
 )
 from cardan.parsers.formats import ReasoningFormat, ToolFormat
+from cardan.parsers.reasoning import PlainParser
 from cardan.parsers.registry import REASONING_FORMATS, TOOL_FORMATS, choose_parsers
 
 __all__ = [
@@ -32,6 +33,7 @@ __all__ = [
     "Event",
     "Parser",
     "ParserContext",
+    "PlainParser",
     "Reasoning",
     "ReasoningFormat",
     "ToolCall",

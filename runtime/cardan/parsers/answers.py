@@ -42,6 +42,10 @@ class AnswerFormat:
         """
         return cls(*choose_parsers(tool_call_parser, reasoning_parser, templates))
 
+    def __str__(self) -> str:
+        """Both names in words."""
+        return f"tool calls as {self.tool_parser or 'none'}, reasoning as {self.reasoning_parser or 'none'}"
+
     @property
     def tools(self) -> ToolFormat | None:
         """The format of calls."""

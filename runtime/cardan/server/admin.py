@@ -14,6 +14,7 @@ from starlette.responses import Response
 
 from cardan.errors import RequestError, UnknownModelError
 from cardan.server.bodies import Body, parse_body, read_object, shorten
+from cardan.server.chat_preparation import answer_format
 from cardan.server.prompts import check_prompt_ids, encode_prompt
 from cardan.server.replies import JsonResponse
 from cardan.server.state import ServerState, state_of
@@ -27,7 +28,11 @@ async def server_info(request: Request) -> Response:
         settings["server"]["api_key"] = "(set)"
     info = dataclasses.asdict(state.engine.info)
     stats = dataclasses.asdict(await state.engine.stats())
-    return JsonResponse({**info, "config": settings, "stats": stats, "open_requests": state.num_open})
+    answers = answer_format(state)
+    parsers = {"tool_call_parser": answers.tool_parser, "reasoning_parser": answers.reasoning_parser}
+    return JsonResponse(
+        {**info, "config": settings, "answers": parsers, "stats": stats, "open_requests": state.num_open}
+    )
 
 
 async def model_info(request: Request) -> Response:

@@ -13,7 +13,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from cardan.errors import RequestError
-from cardan.server import admin, anthropic_messages, health
+from cardan.server import admin, anthropic_messages, health, parsing
 from cardan.server.anthropic_bodies import CountBody, MessagesBody
 from cardan.server.bodies import Body, shorten
 from cardan.server.native import GenerateBody, generate
@@ -108,6 +108,18 @@ NATIVE = (
     ),
     _post("/tokenize", endpoint=admin.tokenize, body=admin.TokenizeBody, summary="text to token ids"),
     _post("/detokenize", endpoint=admin.detokenize, body=admin.DetokenizeBody, summary="token ids to text"),
+    _post(
+        "/separate_reasoning",
+        endpoint=parsing.separate_reasoning,
+        body=parsing.SeparateBody,
+        summary="the reasoning in a text, and the rest of it",
+    ),
+    _post(
+        "/parse_function_call",
+        endpoint=parsing.parse_function_call,
+        body=parsing.ParseCallBody,
+        summary="the calls of tools in a text, and the rest of it",
+    ),
     _post(
         "/abort_request",
         endpoint=admin.abort_request,

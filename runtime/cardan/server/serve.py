@@ -17,10 +17,12 @@ from typing import Protocol
 import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from cardan.config import EngineConfig, ServerConfig
+from cardan.config import EngineConfig, ModelConfig, ServerConfig
 from cardan.engine.api import AsyncEngine, EngineInfo
 from cardan.errors import ConfigError
+from cardan.parsers import choose_parsers
 from cardan.server.app import create_app
+from cardan.server.chat_preparation import answer_format
 from cardan.server.replies import ErrorReply
 from cardan.server.state import ServerState
 
@@ -52,11 +54,13 @@ class ServingInfo:
         host: address it is bound to.
         port: the real port, also where the configuration says 0.
         engine: what is served.
+        answers: how calls of tools and reasoning are found in answers, in words.
     """
 
     host: str
     port: int
     engine: EngineInfo
+    answers: str = ""
 
     @property
     def url(self) -> str:
@@ -85,9 +89,11 @@ def serve(
         The exit code: 0 after a signal, 1 when the engine died.
 
     Raises:
-        ConfigError: the port cannot be bound (before any weight is loaded).
+        ConfigError: the port cannot be bound, or there is no parser of a name (before any weight is loaded).
+        PluginError: a plugin does not load or fit.
         CardanError: the engine did not start.
     """
+    check_parsers(config.model)
     sock = bind_socket(config.server)
     try:
         return asyncio.run(_Serving(config, sock, on_ready, start_engine or _start_frontend).run())
@@ -99,6 +105,19 @@ async def _start_frontend(config: EngineConfig) -> ServedEngine:
     from cardan.engine import Frontend
 
     return await Frontend.start(config)
+
+
+def check_parsers(model: ModelConfig) -> None:
+    """Check the names of parsers, once plugins have added theirs.
+
+    Raises:
+        ConfigError: there is no parser of a name, or the two cannot go together.
+        PluginError: a plugin does not load or fit.
+    """
+    from cardan.engine.extensions import apply_installed_plugins
+
+    apply_installed_plugins()
+    choose_parsers(model.tool_call_parser, model.reasoning_parser, ())
 
 
 def bind_socket(server: ServerConfig) -> socket.socket:
@@ -230,8 +249,10 @@ class _Serving:
             await asyncio.sleep(0.005)
         host, port = self._sock.getsockname()[:2]
         logger.info("Serving %s on %s port %d", engine.info.model_name, host, port)
+        answers = answer_format(state)
+        logger.info("Answers: %s", answers)
         if self._on_ready is not None:
-            self._on_ready(ServingInfo(host, port, engine.info))
+            self._on_ready(ServingInfo(host, port, engine.info, str(answers)))
         while engine.alive and not self._stop.is_set():
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._stop.wait(), WATCH_INTERVAL_S)
