@@ -6,16 +6,13 @@ import importlib.util
 import re
 import shlex
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from cyclopts import CycloptsError
-from starlette.routing import Route
 
 from cardan.cli.app import COMMANDS, make_app
-from cardan.config import EngineConfig
-from cardan.server.app import create_app
+from cardan.server.routes import build_routes
 
 ROOT = Path(__file__).parents[2]
 
@@ -34,13 +31,18 @@ def test_the_flags_page_is_what_the_code_gives() -> None:
     assert module.FLAGS.read_text() == module.render(), "docs/flags.md is old. Run `make docs`."
 
 
+def test_the_tables_of_routes_are_what_the_code_gives() -> None:
+    module = generator()
+    page = module.HTTP_API.read_text()
+    assert module.ROUTES_BEGIN in page
+    assert module.ROUTES_END in page
+    assert page == module.render_http_api(page), "docs/http-api.md is old. Run `make docs`."
+
+
 def test_every_route_is_described_with_its_methods() -> None:
-    engine: Any = SimpleNamespace(info=SimpleNamespace(model_name="m"))
-    app = create_app(engine, EngineConfig())
     served = {
         (route.path.replace(":path", ""), method)
-        for route in app.routes
-        if isinstance(route, Route)
+        for route in build_routes(with_metrics=True)
         for method in (route.methods or set()) - {"HEAD"}
     }
     described = set()

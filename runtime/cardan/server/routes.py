@@ -13,7 +13,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from cardan.errors import RequestError
-from cardan.server import admin, anthropic_messages, health, parsing
+from cardan.server import admin, anthropic_messages, health, ollama_bodies, ollama_models, ollama_routes, parsing
 from cardan.server.anthropic_bodies import CountBody, MessagesBody
 from cardan.server.bodies import Body, shorten
 from cardan.server.native import GenerateBody, generate
@@ -98,6 +98,33 @@ ANTHROPIC = (
     ),
 )
 
+OLLAMA = (
+    _post(
+        "/api/chat",
+        endpoint=ollama_routes.chat,
+        body=ollama_bodies.ChatBody,
+        stream=ollama_routes.NDJSON,
+        summary="Ollama's chat, streamed line by line or whole",
+    ),
+    _post(
+        "/api/generate",
+        endpoint=ollama_routes.generate,
+        body=ollama_bodies.GenerateBody,
+        stream=ollama_routes.NDJSON,
+        summary="Ollama's completions, with the model's chat template, one of `{{ .Prompt }}`, or `raw`",
+    ),
+    _get("/api/tags", endpoint=ollama_models.tags, summary="the model that is served, as Ollama lists it"),
+    _get("/api/ps", endpoint=ollama_models.running, summary="the same, as loaded"),
+    _post(
+        "/api/show",
+        endpoint=ollama_models.show,
+        body=ollama_bodies.ShowBody,
+        summary="template, capabilities and facts of the model",
+    ),
+    _get("/api/version", endpoint=ollama_models.version, summary="Cardan's version"),
+    _get("/", endpoint=ollama_models.root, summary="a word that Ollama's clients look for", media_type="text/plain"),
+)
+
 NATIVE = (
     _post(
         "/generate",
@@ -162,7 +189,7 @@ OPERATION = (
     ),
 )
 
-GROUPS = {"OpenAI": OPENAI, "Anthropic": ANTHROPIC, "Native": NATIVE, "Operation": OPERATION}
+GROUPS = {"OpenAI": OPENAI, "Anthropic": ANTHROPIC, "Ollama": OLLAMA, "Native": NATIVE, "Operation": OPERATION}
 """All routes, under the headings that pages about them have."""
 
 

@@ -14,7 +14,7 @@ from cardan.engine.api import GenerateOutput
 from cardan.errors import RequestAbortedError, RequestError
 from cardan.parsers import Answer, Event
 from cardan.server.bodies import parse_body
-from cardan.server.chat_preparation import PreparedChat, answer_format, prepare_chat
+from cardan.server.chat_preparation import answer_format, prepare_chat
 from cardan.server.generation import Choice, Job, check_failed, run_job
 from cardan.server.openai_bodies import CHAT_REFUSED, ChatBody
 from cardan.server.openai_deltas import AnswerReader
@@ -31,20 +31,15 @@ class Turn:
 
     Attributes:
         state: of the server.
-        prepared: the chat, in the form of OpenAI's API, and what the engine is asked.
+        job: what the engine is asked.
         reader: takes the answer apart.
         choice: totals so far.
     """
 
     state: ServerState
-    prepared: PreparedChat
+    job: Job
     reader: AnswerReader
     choice: Choice = field(default_factory=Choice)
-
-    @property
-    def job(self) -> Job:
-        """What the engine is asked."""
-        return self.prepared.job
 
     @property
     def answer(self) -> Answer:
@@ -89,7 +84,7 @@ async def open_turn(state: ServerState, fields: Mapping[str, Any]) -> Turn:
     state.check_model(body.model)
     state.check_scheduling(body.priority, body.routing_key)
     prepared = await prepare_chat(state, body)
-    return Turn(state, prepared, prepared.reader())
+    return Turn(state, prepared.job, prepared.reader())
 
 
 def thinking_fields(state: ServerState, wanted: bool, param: str) -> dict[str, Any]:
