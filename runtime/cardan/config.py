@@ -139,26 +139,51 @@ class ServerConfig:
     Attributes:
         host: address to listen on.
         port: port to listen on; 0 takes a free one.
-        api_key: requests must carry it as a bearer token.
+        api_key: requests must carry it as a bearer token, or as ``X-API-Key``.
+        admin_api_key: the routes that change the server (flush, abort, profile, logging) need this key instead; it
+            opens all others as well.
+        cors_allow_origins: web pages of these origins may ask this server; ``*`` allows all. None by default.
+        ssl_certfile: PEM file with the certificate chain; serves HTTPS.
+        ssl_keyfile: PEM file with its private key, where that is not in the same file.
+        ssl_keyfile_password: of an encrypted private key.
         stream_interval: tokens between two chunks of a stream.
         enable_cache_report: report cached tokens in OpenAI's usage.
         enable_metrics: serve ``/metrics``.
         max_body_bytes: larger request bodies get a 413.
         drain_timeout_s: how long SIGTERM waits for running requests.
-        log_requests: log each request's lengths and times, never its text.
+        request_timeout_s: longest time of one request, waiting included; what runs longer is aborted with a 504.
+        client_timeout_s: a connection is closed when its client, for so long, neither sends on what it began nor reads
+            what it is sent.
+        log_requests: log each request's lengths and times.
+        log_request_contents: with the above, log prompts and answers too. They are in no log otherwise.
         log_level: ``debug``, ``info``, ``warning`` or ``error``.
+        log_format: ``text`` for people, ``json`` for one object a line.
+        crash_dump_folder: when a process of the engine dies, write the requests of the last minutes there, with their
+            prompts, as JSON that ``cardan replay`` sends again.
+        otlp_traces_endpoint: send a trace of each request to this OpenTelemetry collector (OTLP over HTTP).
     """
 
     host: str = "127.0.0.1"
     port: int = 30000
     api_key: str | None = None
+    admin_api_key: str | None = None
+    cors_allow_origins: tuple[str, ...] = ()
+    ssl_certfile: str | None = None
+    ssl_keyfile: str | None = None
+    ssl_keyfile_password: str | None = None
     stream_interval: int = 1
     enable_cache_report: bool = True
     enable_metrics: bool = True
     max_body_bytes: int = 64 * 2**20
     drain_timeout_s: float = 60.0
+    request_timeout_s: float | None = None
+    client_timeout_s: float = 60.0
     log_requests: bool = False
+    log_request_contents: bool = False
     log_level: Literal["debug", "info", "warning", "error"] = "info"
+    log_format: Literal["text", "json"] = "text"
+    crash_dump_folder: str | None = None
+    otlp_traces_endpoint: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -236,6 +261,12 @@ RANGES: Mapping[str, NumberRange] = {
     "server.port": NumberRange(low=0, high=65535),
     "server.stream_interval": NumberRange(low=1, high=_INT32),
     "server.max_body_bytes": NumberRange(low=1, high=2**40),
+    "server.request_timeout_s": NumberRange(
+        low=0, high=86400, is_open=True, whole=False, words="above 0 and below 86400 (a day)"
+    ),
+    "server.client_timeout_s": NumberRange(
+        low=0, high=86400, is_open=True, whole=False, words="above 0 and below 86400 (a day)"
+    ),
     "server.drain_timeout_s": NumberRange(low=0, high=86400, whole=False, words="between 0 and 86400 (a day)"),
 }
 """What every numeric setting may be, by group and field."""
@@ -302,6 +333,8 @@ def _check_contradictions(config: EngineConfig) -> None:
         raise ConfigError("--schedule-policy priority needs --enable-priority-scheduling.")
     if scheduler.enable_mixed_chunk and scheduler.chunked_prefill_size == -1:
         raise ConfigError("--enable-mixed-chunk needs chunked prefill, but --chunked-prefill-size is -1.")
+    if config.server.log_request_contents and not config.server.log_requests:
+        raise ConfigError("--log-request-contents has no effect without --log-requests. Add it.")
     both = platform.attention_backend is not None
     either = platform.prefill_attention_backend or platform.decode_attention_backend
     if both and platform.prefill_attention_backend and platform.decode_attention_backend:

@@ -23,6 +23,7 @@ It does not know where an error is shown: the server maps these to HTTP, the CLI
     │   └── UnknownModelError       the model name in the request is not served (HTTP 404)
     ├── QueueFullError              too many waiting requests (HTTP 503, Retry-After)
     ├── EngineBusyError             the engine does not answer in time, and may later (HTTP 503, Retry-After)
+    ├── RequestTimeoutError         the request ran longer than the server lets one run (HTTP 504)
     ├── RequestAbortedError         the request was aborted by the user, the client or shutdown
     └── EngineDeadError             a process of the engine ended; open requests get this
 """
@@ -130,6 +131,10 @@ class EngineBusyError(CardanError):
     def __init__(self, message: str, *, retry_after_s: float = 5.0) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
+
+
+class RequestTimeoutError(CardanError):
+    """The request ran longer than the server lets one run; it was aborted."""
 
 
 class RequestAbortedError(CardanError):

@@ -22,6 +22,7 @@ from cardan.engine.api import EngineInfo, EngineStats, GenerateOutput, GenerateR
 from cardan.engine.validation import RequestLimits, check_prompt, check_request
 from cardan.errors import EngineDeadError, PromptTooLongError, QueueFullError, RequestError
 from cardan.server import create_app
+from cardan.server.connections import guarded_protocol
 from cardan.server.serve import bind_socket
 from cardan.types import FinishKind, FinishReason, TokenLogprobs
 
@@ -92,6 +93,7 @@ class FakeEngine:
     def __init__(self, *, delay_s: float = 0.0, context_length: int = 4096) -> None:
         self.tokenizer = FakeTokenizer()
         self.alive = True
+        self.failure = EngineDeadError("The scheduler process ended with exit code 9.")
         self.delay_s = delay_s
         self.hang = False
         self.full = False
@@ -355,7 +357,13 @@ class ServerThread:
         self.app = create_app(self.engine, self.config)
         self._uvicorn = uvicorn.Server(
             uvicorn.Config(
-                self.app, log_config=None, access_log=False, lifespan="off", ws="none", timeout_graceful_shutdown=1
+                self.app,
+                log_config=None,
+                access_log=False,
+                lifespan="off",
+                ws="none",
+                timeout_graceful_shutdown=1,
+                http=guarded_protocol(self.config.server.client_timeout_s),
             )
         )
         with contextlib.suppress(AttributeError):

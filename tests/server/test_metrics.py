@@ -11,7 +11,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from cardan.engine.api import EngineStats
 from cardan.errors import EngineBusyError
-from cardan.server.metrics import ServerMetrics
+from cardan.server.metrics import _TOTALS, ServerMetrics
+from cardan.server.mirrored_metrics import NAMES
 
 
 def samples(client: httpx.Client) -> dict[str, float]:
@@ -153,3 +154,43 @@ def test_an_engine_that_does_not_answer_leaves_what_the_server_knows(start_fake:
         assert "cardan:num_running_reqs" not in after
         monkeypatch.undo()
     assert samples(server.http)["cardan:num_running_reqs"] == 0
+
+
+def test_the_same_under_the_names_that_dashboards_know(start_fake: Any) -> None:
+    server = start_fake()
+    for _ in range(2):
+        server.http.post("/generate", json={"text": "what moves", "sampling_params": {"max_new_tokens": 4}})
+    shown, label = samples(server.http), "{model_name=tiny}"
+    for ours, theirs in (
+        ("prompt_tokens_total", "prompt_tokens_total"),
+        ("generation_tokens_total", "generation_tokens_total"),
+        ("cached_tokens_total", "cached_tokens_total"),
+        ("scheduled_requests_total", "num_requests_total"),
+        ("time_to_first_token_seconds_count", "time_to_first_token_seconds_count"),
+        ("inter_token_latency_seconds_sum", "inter_token_latency_seconds_sum"),
+        ("e2e_request_latency_seconds_count", "e2e_request_latency_seconds_count"),
+        ("queue_time_seconds_count", "queue_time_seconds_count"),
+    ):
+        assert shown[f"sglang:{theirs}{label}"] == shown[f"cardan:{ours}"] > 0
+    for gauge in ("num_running_reqs", "num_queue_reqs", "token_usage", "num_used_tokens", "max_total_num_tokens"):
+        assert shown[f"sglang:{gauge}{label}"] == shown[f"cardan:{gauge}"]
+    # The second prompt is the first again, all but its last token of ten.
+    assert shown[f"sglang:cache_hit_rate{label}"] == 9 / 20
+
+
+def test_every_mirrored_name_is_one_of_ours() -> None:
+    totals = dict.fromkeys(("evicted_tokens", *_TOTALS), 1)
+    text = ServerMetrics("m").render(EngineStats(totals=totals)).decode()
+    for ours, theirs in NAMES.items():
+        assert f"# HELP cardan:{ours}" in text, ours
+        assert f"# HELP sglang:{theirs}" in text, theirs
+
+
+def test_answers_are_counted_by_status(start_fake: Any) -> None:
+    server = start_fake()
+    server.http.post("/generate", json={"text": "x"})
+    server.http.post("/generate", json={})
+    server.http.get("/nothing")
+    shown = samples(server.http)
+    for status in (200, 400, 404):
+        assert shown[f"cardan:http_answers_total{{status={status}}}"] >= 1

@@ -28,6 +28,7 @@ COMMANDS = {
     "plan": ("cardan.cli.planning:plan", "Show what would run and why, without starting anything."),
     "platforms": ("cardan.cli.planning:platforms", "List the platforms, or what one of them can do."),
     "bench": ("cardan.cli.benching:app", "Measure an engine, a server, or the scheduler alone."),
+    "replay": ("cardan.cli.replaying:replay", "Send the requests of a crash dump to a server again."),
     "conform": ("cardan.cli.conforming:conform", "Try a platform against float64 references."),
     "fetch": ("cardan.cli.planning:fetch", "Fetch a model ahead of its first use."),
     "version": ("cardan.cli.planning:version", "Print versions."),

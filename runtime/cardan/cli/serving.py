@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING, Any
 
 from rich.markup import escape
@@ -12,7 +13,7 @@ from cardan.cli.terminal import StartProgress, messages, set_up_logging, show_pl
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from cardan.config import EngineConfig
+    from cardan.config import EngineConfig, ServerConfig
     from cardan.server import ServingInfo
 
 
@@ -24,7 +25,10 @@ def serve(**values: Any) -> int:
 
     config = read_config(values)
     console = messages()
-    set_up_logging(config.server.log_level, console)
+    if config.server.log_format == "json" or not console.is_terminal:
+        log_to_standard_error(config.server)
+    else:
+        set_up_logging(config.server.log_level, console)
     progress = StartProgress(console)
 
     async def start_engine(wanted: EngineConfig) -> Frontend:
@@ -32,10 +36,28 @@ def serve(**values: Any) -> int:
 
     def on_ready(serving: ServingInfo) -> None:
         progress.stop()
-        show_ready(console, serving)
+        if config.server.log_format == "json":
+            log_ready(serving)
+        else:
+            show_ready(console, serving)
 
     with progress:
         return serve_http(config, on_ready=on_ready, start_engine=start_engine)
+
+
+def log_to_standard_error(server: ServerConfig) -> None:
+    """Log as the engine's other processes do."""
+    from cardan.engine.process_log import log_handler
+
+    logging.basicConfig(level=server.log_level.upper(), handlers=[log_handler("server", server)], force=True)
+
+
+def log_ready(serving: ServingInfo) -> None:
+    """One record with the plan, how long the start took, and where the server listens."""
+    info = serving.engine
+    fields = {"url": serving.url, "model": info.model_name, "plan": info.plan, "started_s": info.started_s}
+    fields["answers"] = serving.answers
+    logging.getLogger("cardan.server").info("ready", extra={"fields": fields})
 
 
 def show_ready(console: Console, serving: ServingInfo) -> None:

@@ -134,17 +134,20 @@ class EngineStats:
     Attributes:
         num_running: rows in the running set.
         num_queued: requests that wait.
+        num_grammar_queued: those of them that wait for their grammar.
         used_tokens: slots that are held by running rows or locked prefixes.
         cached_tokens: evictable slots in the tree.
         max_total_tokens: slots of the pool.
         totals: counters since the start: ``prompt_tokens``, ``cached_prompt_tokens``, ``generated_tokens``,
             ``requests``, ``aborted_requests``, ``failed_requests``, ``retractions``, ``prefill_batches``,
-            ``decode_steps``, ``graph_replays`` (where steps are captured), and ``fallback:<reason>`` for each kind.
+            ``decode_steps``, ``evicted_tokens``, ``graph_replays`` (where steps are captured), and
+            ``fallback:<reason>`` for each kind.
         gen_throughput: output tokens per second over the last interval.
     """
 
     num_running: int = 0
     num_queued: int = 0
+    num_grammar_queued: int = 0
     used_tokens: int = 0
     cached_tokens: int = 0
     max_total_tokens: int = 0

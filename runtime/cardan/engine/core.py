@@ -103,6 +103,7 @@ class EngineCore:
         return EngineStats(
             num_running=stats.num_running,
             num_queued=stats.num_queued,
+            num_grammar_queued=stats.num_grammar_queued,
             used_tokens=stats.used_tokens,
             cached_tokens=stats.cached_tokens,
             max_total_tokens=stats.max_total_tokens,

@@ -37,7 +37,7 @@ logger = logging.getLogger(__name__)
 
 def run(config: EngineConfig, folder: Path) -> int:
     """Serve until told to end. Returns the exit code."""
-    set_up_logging("detokenizer", config.server.log_level)
+    set_up_logging("detokenizer", config.server)
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     inbox = open_inbox(context, folder, DETOKENIZER_INBOX)
     outbox = Outbox(context, folder, FRONTEND_INBOX)

@@ -200,6 +200,11 @@ class Frontend:
         return self._failure is None and not self._closing
 
     @property
+    def failure(self) -> CardanError | None:
+        """Why the engine is dead, or None; a shutdown is a reason too."""
+        return self._failure
+
+    @property
     def child_pids(self) -> dict[str, int]:
         """Process ids by role."""
         return {child.role: child.pid for child in self._children}

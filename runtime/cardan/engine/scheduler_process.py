@@ -57,7 +57,7 @@ logger = logging.getLogger(__name__)
 
 def run(config: EngineConfig, folder: Path) -> int:
     """Prepare the device and serve until told to end. Returns the exit code."""
-    set_up_logging("scheduler", config.server.log_level)
+    set_up_logging("scheduler", config.server)
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     inbox = open_inbox(context, folder, SCHEDULER_INBOX)
     frontend = Outbox(context, folder, FRONTEND_INBOX)

@@ -17,21 +17,25 @@ from cardan.server.bodies import Body, parse_body, read_object, shorten
 from cardan.server.chat_preparation import answer_format
 from cardan.server.prompts import check_prompt_ids, encode_prompt
 from cardan.server.replies import JsonResponse
+from cardan.server.settings_report import shown_settings
 from cardan.server.state import ServerState, state_of
 
 
 async def server_info(request: Request) -> Response:
-    """GET ``/server_info``: model, plan, settings (never the key) and the engine's gauges."""
+    """GET ``/server_info``: model, plan, settings (never the keys) and the engine's gauges."""
     state = state_of(request)
-    settings = dataclasses.asdict(state.config)
-    if settings["server"]["api_key"] is not None:
-        settings["server"]["api_key"] = "(set)"
     info = dataclasses.asdict(state.engine.info)
     stats = dataclasses.asdict(await state.engine.stats())
     answers = answer_format(state)
     parsers = {"tool_call_parser": answers.tool_parser, "reasoning_parser": answers.reasoning_parser}
     return JsonResponse(
-        {**info, "config": settings, "answers": parsers, "stats": stats, "open_requests": state.num_open}
+        {
+            **info,
+            "config": shown_settings(state.config),
+            "answers": parsers,
+            "stats": stats,
+            "open_requests": state.num_open,
+        }
     )
 
 

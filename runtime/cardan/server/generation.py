@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import time
-from collections.abc import AsyncGenerator, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Coroutine, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
@@ -18,11 +17,11 @@ from starlette.types import Receive
 
 from cardan.engine.api import GenerateOutput, GenerateRequest
 from cardan.engine.merging import merge
+from cardan.errors import RequestTimeoutError
 from cardan.server.replies import GenerationError
 from cardan.server.state import ServerState
+from cardan.server.watching import Watcher
 from cardan.types import FinishKind, FinishReason, TokenLogprobs
-
-logger = logging.getLogger("cardan.server")
 
 T = TypeVar("T")
 
@@ -99,29 +98,47 @@ async def run_job(state: ServerState, job: Job) -> AsyncGenerator[tuple[int, Gen
         RequestError: a prompt was refused (the others are aborted).
         QueueFullError: too many requests wait.
         EngineDeadError: a process of the engine ended.
+        RequestTimeoutError: it ran longer than ``--request-timeout-s``.
     """
-    with state.opened(job.request_id, job.engine_ids):
-        async with contextlib.aclosing(merge([_observed(state, request) for request in job.requests])) as outputs:
+    merged = merge([_observed(state, request) for request in job.requests])
+    with state.opened(job.request_id, job.engine_ids), _watching(state, job) as watchers:
+        async with contextlib.aclosing(_in_time(merged, state.config.server.request_timeout_s)) as outputs:
             async for index, output in outputs:
+                for watcher in watchers:
+                    watcher.see(index, output)
                 yield index, output
-                if output.finish_reason is not None and state.config.server.log_requests:
-                    _log_end(output)
 
 
-def _log_end(output: GenerateOutput) -> None:
-    reason = output.finish_reason.kind.value if output.finish_reason else "unknown"
-    logger.info(
-        "request %s choice %d: %s, prompt %d, cached %d, output %d tokens, queued %.3f s, first token %.3f s, %.3f s",
-        output.rid,
-        output.index,
-        reason,
-        output.prompt_tokens,
-        output.cached_tokens,
-        output.completion_tokens,
-        output.times.queue_s,
-        output.times.first_token_s or 0.0,
-        output.times.e2e_s,
-    )
+@contextlib.contextmanager
+def _watching(state: ServerState, job: Job) -> Iterator[list[Watcher]]:
+    watchers = [make(job.requests) for make in state.watch]
+    try:
+        yield watchers
+    finally:
+        for watcher in watchers:
+            watcher.close()
+
+
+async def _in_time(source: AsyncGenerator[T, None], timeout_s: float | None) -> AsyncGenerator[T, None]:
+    """The items of a source until time runs out; the source is closed at the end."""
+    deadline_s = None if timeout_s is None else asyncio.get_running_loop().time() + timeout_s
+    async with contextlib.aclosing(source) as items:
+        if deadline_s is None:
+            async for item in items:
+                yield item
+            return
+        while True:
+            try:
+                async with asyncio.timeout_at(deadline_s):
+                    item = await anext(items)
+            except StopAsyncIteration:
+                return
+            except TimeoutError:
+                raise RequestTimeoutError(
+                    f"The request ran longer than {timeout_s:g} s, which is the most here, and was aborted. Ask for "
+                    "fewer tokens, or try again when less is going on."
+                ) from None
+            yield item
 
 
 async def _observed(state: ServerState, request: GenerateRequest) -> AsyncGenerator[GenerateOutput, None]:

@@ -11,8 +11,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from cardan.engine.api import EngineStats, GenerateOutput
+from cardan.server.mirrored_metrics import MirroredMetrics
 
 LATENCY_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 TOKEN_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1, 2)
@@ -25,6 +27,7 @@ _TOTALS = {
     "aborted_requests": "Requests that were aborted.",
     "failed_requests": "Requests that ended with an error.",
     "retractions": "How often a running request lost its KV and was queued again.",
+    "evicted_tokens": "Tokens of cached prefixes that had to make room.",
     "prefill_batches": "Prefill passes.",
     "decode_steps": "Decode passes.",
     "graph_replays": "Passes that replayed a captured graph.",
@@ -57,8 +60,10 @@ def _gauges(stats: EngineStats) -> Iterator[Metric]:
     for name, text, value in (
         ("num_running_reqs", "Requests in the running set.", stats.num_running),
         ("num_queue_reqs", "Requests that wait.", stats.num_queued),
+        ("num_grammar_queue_reqs", "Requests that wait for their grammar.", stats.num_grammar_queued),
         ("num_used_tokens", "KV slots that running requests hold.", stats.used_tokens),
         ("num_evictable_tokens", "KV slots of cached prefixes that nobody uses now.", stats.cached_tokens),
+        ("max_total_num_tokens", "KV slots of the pool.", stats.max_total_tokens),
         ("token_usage", "Share of the KV pool that running requests hold, from 0 to 1.", usage),
         ("gen_throughput", "Output tokens per second over the last interval.", stats.gen_throughput),
     ):
@@ -79,12 +84,18 @@ def _totals(totals: Mapping[str, int]) -> Iterator[Metric]:
 class ServerMetrics:
     """The metrics of one server, in a registry of their own."""
 
-    def __init__(self) -> None:
+    def __init__(self, model_name: str = "") -> None:
+        """Start at zero; ``model_name`` labels the mirrored ones."""
         self.registry = CollectorRegistry()
+        self._mirrored = CollectorRegistry()
+        self._mirrored.register(MirroredMetrics(self.registry, model_name))
         self._engine = _EngineCollector()
         self.registry.register(self._engine)
         self._finished = Counter(
             "cardan:finished_requests", "Choices that ended, by reason.", ["finish_reason"], registry=self.registry
+        )
+        self._answers = Counter(
+            "cardan:http_answers", "Answers to HTTP requests, by status.", ["status"], registry=self.registry
         )
         self._first_token = self._histogram("time_to_first_token_seconds", "From arrival to the first token.")
         self._between = self._histogram(
@@ -99,6 +110,10 @@ class ServerMetrics:
     def observer(self) -> RequestObserver:
         """What watches the outputs of one request."""
         return RequestObserver(self)
+
+    def observe_answer(self, status: int) -> None:
+        """Count the answer to an HTTP request; of a stream its status, however it ends."""
+        self._answers.labels(str(status)).inc()
 
     def observe_first_token(self, output: GenerateOutput) -> None:
         """Count the first token of a choice."""
@@ -120,7 +135,26 @@ class ServerMetrics:
     def render(self, stats: EngineStats | None) -> bytes:
         """The text that ``/metrics`` answers with; None when the engine did not say how it is."""
         self._engine.stats = stats
-        return generate_latest(self.registry)
+        return generate_latest(self.registry) + generate_latest(self._mirrored)
+
+
+class AnswerCounter:
+    """ASGI middleware that counts answers."""
+
+    def __init__(self, app: ASGIApp, metrics: ServerMetrics) -> None:
+        """Stand before ``app``."""
+        self._app = app
+        self._metrics = metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass everything on."""
+
+        async def counted(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                self._metrics.observe_answer(message["status"])
+            await send(message)
+
+        await self._app(scope, receive, counted if scope["type"] == "http" else send)
 
 
 class RequestObserver:

@@ -24,6 +24,7 @@ from cardan.errors import (
     QueueFullError,
     RequestAbortedError,
     RequestError,
+    RequestTimeoutError,
     UnknownModelError,
     UnsupportedError,
 )
@@ -130,6 +131,8 @@ def _describe_engine_error(error: CardanError) -> ErrorReply:
         return ErrorReply(status=503, message=message, kind="overloaded_error", code=code, headers=wait)
     if isinstance(error, EngineDeadError):
         return ErrorReply(status=503, message=message, kind="server_error", code="engine_dead")
+    if isinstance(error, RequestTimeoutError):
+        return ErrorReply(status=504, message=message, kind="server_error", code="timeout")
     if isinstance(error, RequestAbortedError):
         return ErrorReply(status=503, message=message, kind="server_error", code="aborted")
     if isinstance(error, UnsupportedError):

@@ -10,19 +10,22 @@ import contextlib
 import logging
 import signal
 import socket
+import ssl
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from cardan.config import EngineConfig, ModelConfig, ServerConfig
 from cardan.engine.api import AsyncEngine, EngineInfo
-from cardan.errors import ConfigError
+from cardan.errors import CardanError, ConfigError
 from cardan.parsers import choose_parsers
 from cardan.server.app import create_app
 from cardan.server.chat_preparation import answer_format
+from cardan.server.connections import guarded_protocol, raise_file_limit
+from cardan.server.observers import Observers
 from cardan.server.replies import ErrorReply
 from cardan.server.state import ServerState
 
@@ -39,6 +42,10 @@ WATCH_INTERVAL_S = 0.1
 class ServedEngine(AsyncEngine, Protocol):
     """An engine that can be closed."""
 
+    @property
+    def failure(self) -> CardanError | None:
+        """Why it is dead, or None."""
+
     async def close(self) -> None:
         """End all its processes."""
 
@@ -54,19 +61,21 @@ class ServingInfo:
         host: address it is bound to.
         port: the real port, also where the configuration says 0.
         engine: what is served.
+        scheme: ``http`` or ``https``.
         answers: how calls of tools and reasoning are found in answers, in words.
     """
 
     host: str
     port: int
     engine: EngineInfo
+    scheme: str = "http"
     answers: str = ""
 
     @property
     def url(self) -> str:
         """Base URL for clients on this machine."""
         host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host, self.host)
-        return f"http://[{host}]:{self.port}" if ":" in host else f"http://{host}:{self.port}"
+        return f"{self.scheme}://[{host}]:{self.port}" if ":" in host else f"{self.scheme}://{host}:{self.port}"
 
 
 def serve(
@@ -89,16 +98,21 @@ def serve(
         The exit code: 0 after a signal, 1 when the engine died.
 
     Raises:
-        ConfigError: the port cannot be bound, or there is no parser of a name (before any weight is loaded).
+        ConfigError: the port cannot be bound, the certificate not used, observers not opened, or there is no parser
+            of a name; all of that is known before any weight is loaded.
         PluginError: a plugin does not load or fit.
         CardanError: the engine did not start.
     """
     check_parsers(config.model)
+    check_tls(config.server)
+    observers = Observers.open(config.server)
+    raise_file_limit()
     sock = bind_socket(config.server)
     try:
-        return asyncio.run(_Serving(config, sock, on_ready, start_engine or _start_frontend).run())
+        return asyncio.run(_Serving(config, sock, on_ready, start_engine or _start_frontend, observers).run())
     finally:
         sock.close()
+        observers.close()
 
 
 async def _start_frontend(config: EngineConfig) -> ServedEngine:
@@ -118,6 +132,40 @@ def check_parsers(model: ModelConfig) -> None:
 
     apply_installed_plugins()
     choose_parsers(model.tool_call_parser, model.reasoning_parser, ())
+
+
+def check_tls(server: ServerConfig) -> None:
+    """Read the certificate and its key, so that a wrong one is known before the model loads.
+
+    Raises:
+        ConfigError: they cannot be read, do not belong together, or a password is missing or wrong.
+    """
+    if server.ssl_certfile is None:
+        if server.ssl_keyfile or server.ssl_keyfile_password:
+            raise ConfigError("--ssl-keyfile and --ssl-keyfile-password have no effect without --ssl-certfile. Add it.")
+        return
+    # Without a function OpenSSL would ask at the terminal.
+    password = (server.ssl_keyfile_password or "").encode()
+    try:
+        ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(
+            server.ssl_certfile, server.ssl_keyfile, lambda: password
+        )
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"The certificate cannot be used (--ssl-certfile {server.ssl_certfile}, --ssl-keyfile "
+            f"{server.ssl_keyfile or 'the same file'}): {error}. Both must be PEM files that belong together; an "
+            "encrypted key needs --ssl-keyfile-password."
+        ) from error
+
+
+def _tls_settings(server: ServerConfig) -> dict[str, Any]:
+    if server.ssl_certfile is None:
+        return {}
+    return {
+        "ssl_certfile": server.ssl_certfile,
+        "ssl_keyfile": server.ssl_keyfile,
+        "ssl_keyfile_password": server.ssl_keyfile_password or "",
+    }
 
 
 def bind_socket(server: ServerConfig) -> socket.socket:
@@ -182,11 +230,13 @@ class _Serving:
         sock: socket.socket,
         on_ready: Callable[[ServingInfo], None] | None,
         start_engine: StartEngine,
+        observers: Observers,
     ) -> None:
         self._config = config
         self._sock = sock
         self._on_ready = on_ready
         self._start_engine = start_engine
+        self._observers = observers
         self._gate = _Gate()
         self._uvicorn = _UvicornServer(
             uvicorn.Config(
@@ -196,6 +246,8 @@ class _Serving:
                 lifespan="off",
                 ws="none",
                 server_header=False,
+                http=guarded_protocol(config.server.client_timeout_s),
+                **_tls_settings(config.server),
                 timeout_graceful_shutdown=int(ABORT_GRACE_S) + 1,
             )
         )
@@ -242,7 +294,7 @@ class _Serving:
             await engine.close()
 
     async def _serve_until_stopped(self, engine: ServedEngine) -> None:
-        app = create_app(engine, self._config)
+        app = create_app(engine, self._config, self._observers)
         state: ServerState = app.state.server
         self._gate.app = app
         while not self._uvicorn.started:
@@ -252,7 +304,8 @@ class _Serving:
         answers = answer_format(state)
         logger.info("Answers: %s", answers)
         if self._on_ready is not None:
-            self._on_ready(ServingInfo(host, port, engine.info, str(answers)))
+            scheme = "https" if self._config.server.ssl_certfile else "http"
+            self._on_ready(ServingInfo(host, port, engine.info, scheme, str(answers)))
         while engine.alive and not self._stop.is_set():
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._stop.wait(), WATCH_INTERVAL_S)
@@ -262,6 +315,8 @@ class _Serving:
         if not engine.alive:
             logger.error("A process of the engine ended; the server stops")
             self._exit_code = EXIT_ENGINE_DIED
+            if self._observers.crash is not None:
+                self._observers.crash.write(str(engine.failure), self._config, engine.info)
             await state.wait_until_idle(ABORT_GRACE_S)
 
     async def _drain(self, engine: ServedEngine, state: ServerState) -> None:

@@ -20,6 +20,7 @@ from cardan.errors import PromptTooLongError, RequestError, UnknownModelError
 from cardan.server.bodies import shorten
 from cardan.server.metrics import ServerMetrics
 from cardan.server.prompts import LONG_TEXT
+from cardan.server.watching import WatcherMaker
 
 
 @dataclass(slots=True)
@@ -30,6 +31,7 @@ class ServerState:
         engine: what answers.
         config: as given at the start.
         metrics: what ``/metrics`` shows.
+        watch: makers of what looks on while a request runs.
         created: Unix time of the start, in whole seconds.
         draining: set when no new requests are taken any more.
         open_ids: engine request ids by the id that the client knows; one client id may stand for several prompts.
@@ -39,6 +41,7 @@ class ServerState:
     engine: AsyncEngine
     config: EngineConfig
     metrics: ServerMetrics
+    watch: tuple[WatcherMaker, ...] = ()
     created: int = field(default_factory=lambda: int(time.time()))
     draining: bool = False
     open_ids: dict[str, tuple[str, ...]] = field(default_factory=dict)
