@@ -88,6 +88,7 @@ class ChatTemplate:
         self.content_format = _content_format(tree)
         self._tests_content = _tests_string(tree, "content")
         self._tests_arguments = _tests_string(tree, "arguments")
+        self._shows_calls = any(_reads(node, "tool_calls") for node in tree.find_all((nodes.Getattr, nodes.Getitem)))
 
     def render(self, chat: ChatInput) -> str:
         """The prompt for a conversation.
@@ -152,6 +153,12 @@ class ChatTemplate:
         result = dict(message)
         result["content"] = self._content(message.get("content"), index)
         calls = message.get("tool_calls")
+        if calls and not self._shows_calls:
+            raise RequestError(
+                f"messages[{index}] has tool_calls, but the model's chat template has no place for them. Put what was "
+                "called into the content, or start the server with another --chat-template.",
+                param="messages",
+            )
         if calls and not self._tests_arguments:
             result["tool_calls"] = [_with_parsed_arguments(call) for call in calls]
         return result
