@@ -16,6 +16,9 @@ from cardan.server.replies import describe_error
 OPEN_PATHS = frozenset({"/health", "/health_generate", "/ready"})
 """Routes that a load balancer may ask without a key."""
 
+PAGE_PATHS = frozenset({"/", "/page/page.css", "/page/page.js", "/page/ask.js", "/page/live.js"})
+"""Files of the page, the same on every server: a browser that opens it cannot send a key yet."""
+
 ADMIN_PATHS = frozenset(
     {"/flush_cache", "/abort_request", "/start_profile", "/stop_profile", "/freeze_gc", "/configure_logging"}
 )
@@ -33,7 +36,7 @@ class KeyGuard:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on, or answer it."""
-        if scope["type"] != "http" or scope["path"] in OPEN_PATHS or self._allows(scope):
+        if scope["type"] != "http" or scope["path"] in OPEN_PATHS | PAGE_PATHS or self._allows(scope):
             await self._app(scope, receive, send)
             return
         what = "admin key" if self._needs_admin(scope) else "API key"

@@ -111,7 +111,7 @@ async def run_job(state: ServerState, job: Job) -> AsyncGenerator[tuple[int, Gen
 
 @contextlib.contextmanager
 def _watching(state: ServerState, job: Job) -> Iterator[list[Watcher]]:
-    watchers = [make(job.requests) for make in state.watch]
+    watchers = [make(job.requests) for make in (*state.watch, state.recent.watch)]
     try:
         yield watchers
     finally:

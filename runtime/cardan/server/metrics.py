@@ -5,8 +5,10 @@ Every metric here moves; a test makes each one move. It knows no route.
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -111,6 +113,11 @@ class ServerMetrics:
         """What watches the outputs of one request."""
         return RequestObserver(self)
 
+    def latencies(self) -> dict[str, dict[str, Any]]:
+        """What the two histograms that people look at hold, as plain data."""
+        shown = {"time_to_first_token": self._first_token, "inter_token": self._between}
+        return {name: _histogram_data(histogram) for name, histogram in shown.items()}
+
     def observe_answer(self, status: int) -> None:
         """Count the answer to an HTTP request; of a stream its status, however it ends."""
         self._answers.labels(str(status)).inc()
@@ -136,6 +143,20 @@ class ServerMetrics:
         """The text that ``/metrics`` answers with; None when the engine did not say how it is."""
         self._engine.stats = stats
         return generate_latest(self.registry) + generate_latest(self._mirrored)
+
+
+def _histogram_data(histogram: Histogram) -> dict[str, Any]:
+    """``bounds_s`` (None for the last), ``counts`` between them, ``sum_s`` and ``count``."""
+    (family,) = histogram.collect()
+    values = {sample.name.removeprefix(family.name): sample.value for sample in family.samples}
+    upto = [(sample.labels["le"], sample.value) for sample in family.samples if "le" in sample.labels]
+    below = [0.0, *(count for _, count in upto)]
+    return {
+        "bounds_s": [None if bound == "+Inf" else float(bound) for bound, _ in upto],
+        "counts": [int(after - before) for before, after in itertools.pairwise(below)],
+        "sum_s": values["_sum"],
+        "count": int(values["_count"]),
+    }
 
 
 class AnswerCounter:

@@ -19,6 +19,7 @@ from cardan.engine.api import AsyncEngine
 from cardan.errors import PromptTooLongError, RequestError, UnknownModelError
 from cardan.server.bodies import shorten
 from cardan.server.metrics import ServerMetrics
+from cardan.server.page.recent import RecentRequests
 from cardan.server.prompts import LONG_TEXT
 from cardan.server.watching import WatcherMaker
 
@@ -32,6 +33,7 @@ class ServerState:
         config: as given at the start.
         metrics: what ``/metrics`` shows.
         watch: makers of what looks on while a request runs.
+        recent: the last requests, for the page.
         created: Unix time of the start, in whole seconds.
         draining: set when no new requests are taken any more.
         open_ids: engine request ids by the id that the client knows; one client id may stand for several prompts.
@@ -42,6 +44,7 @@ class ServerState:
     config: EngineConfig
     metrics: ServerMetrics
     watch: tuple[WatcherMaker, ...] = ()
+    recent: RecentRequests = field(default_factory=RecentRequests)
     created: int = field(default_factory=lambda: int(time.time()))
     draining: bool = False
     open_ids: dict[str, tuple[str, ...]] = field(default_factory=dict)
