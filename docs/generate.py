@@ -10,7 +10,7 @@ from pathlib import Path
 from cardan.cli import flags
 from cardan.cli.flags import Flag, config_flags, sampling_flags
 from cardan.server import routes
-from cardan.server.routes import ServedRoute
+from cardan.server.served_route import ServedRoute
 
 FLAGS = Path(__file__).with_name("flags.md")
 HTTP_API = Path(__file__).with_name("http-api.md")

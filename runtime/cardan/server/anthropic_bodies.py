@@ -66,7 +66,7 @@ class MessagesBody(ConversationBody):
     stop_sequences: Strings = ()
     temperature: Annotated[float, Field(ge=0, le=100)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    top_k: Annotated[int | None, BeforeValidator(as_top_k)] = None
+    top_k: Annotated[int | None, BeforeValidator(as_top_k, json_schema_input_type=int | None)] = None
 
 
 class CountBody(ConversationBody):

@@ -82,10 +82,10 @@ class Options(Body):
     num_predict: Annotated[int, Field(ge=-2, le=MAX_TOKENS)] = -1
     num_ctx: Annotated[int, Field(ge=1, le=MAX_TOKENS)] | None = None
     temperature: Annotated[float, Field(ge=0, le=100)] | None = None
-    top_k: Annotated[int | None, BeforeValidator(as_top_k)] = None
+    top_k: Annotated[int | None, BeforeValidator(as_top_k, json_schema_input_type=int | None)] = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    seed: Annotated[int | None, BeforeValidator(as_seed)] = None
+    seed: Annotated[int | None, BeforeValidator(as_seed, json_schema_input_type=int | None)] = None
     stop: Strings = ()
     repeat_penalty: Annotated[float, Field(gt=0, le=2)] | None = None
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None

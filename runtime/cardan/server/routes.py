@@ -5,77 +5,41 @@ The application serves this table, the OpenAPI document and docs/http-api.md des
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
+from typing import Any
 
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
 
-from cardan.errors import RequestError
 from cardan.server import admin, anthropic_messages, health, ollama_bodies, ollama_models, ollama_routes, parsing
 from cardan.server.anthropic_bodies import CountBody, MessagesBody
-from cardan.server.bodies import Body, shorten
 from cardan.server.native import GenerateBody, generate
 from cardan.server.openai_bodies import ChatBody, CompletionBody
 from cardan.server.openai_chat import chat_completions
 from cardan.server.openai_completions import completions
-
-Endpoint = Callable[[Request], Awaitable[Response]]
-
-EVENTS = "text/event-stream"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServedRoute:
-    """One route.
-
-    Attributes:
-        paths: its path, and other names of it.
-        methods: HTTP methods.
-        endpoint: answers.
-        summary: what it does, in a few words that go on after the path.
-        body: of a POST, or None.
-        query: query parameters that are taken (others get a 400).
-        stream: media type of the answer where the body says ``stream``.
-        media_type: of the answer otherwise.
-    """
-
-    paths: tuple[str, ...]
-    methods: tuple[str, ...]
-    endpoint: Endpoint
-    summary: str
-    body: type[Body] | None = None
-    query: tuple[str, ...] = ()
-    stream: str | None = None
-    media_type: str = "application/json"
-
-
-def _get(*paths: str, endpoint: Endpoint, summary: str, media_type: str = "application/json") -> ServedRoute:
-    return ServedRoute(paths=paths, methods=("GET",), endpoint=endpoint, summary=summary, media_type=media_type)
-
-
-def _post(*paths: str, endpoint: Endpoint, summary: str, body: type[Body], stream: str | None = None) -> ServedRoute:
-    return ServedRoute(paths=paths, methods=("POST",), endpoint=endpoint, summary=summary, body=body, stream=stream)
-
+from cardan.server.openapi import build_document, build_page
+from cardan.server.replies import JsonResponse
+from cardan.server.served_route import EVENTS, ServedRoute, served_get, served_post
+from cardan.server.state import state_of
 
 OPENAI = (
-    _post(
+    served_post(
         "/v1/chat/completions",
         endpoint=chat_completions,
         body=ChatBody,
         stream=EVENTS,
         summary="OpenAI's chat completions, streamed or whole",
     ),
-    _post(
+    served_post(
         "/v1/completions",
         endpoint=completions,
         body=CompletionBody,
         stream=EVENTS,
         summary="OpenAI's completions; a prompt is text or token ids",
     ),
-    _get("/v1/models", endpoint=admin.list_models, summary="the model that is served"),
-    _get("/v1/models/{model:path}", endpoint=admin.get_model, summary="the same by name"),
+    served_get("/v1/models", endpoint=admin.list_models, summary="the model that is served"),
+    served_get("/v1/models/{model:path}", endpoint=admin.get_model, summary="the same by name"),
 )
 
 ANTHROPIC = (
@@ -99,55 +63,57 @@ ANTHROPIC = (
 )
 
 OLLAMA = (
-    _post(
+    served_post(
         "/api/chat",
         endpoint=ollama_routes.chat,
         body=ollama_bodies.ChatBody,
         stream=ollama_routes.NDJSON,
         summary="Ollama's chat, streamed line by line or whole",
     ),
-    _post(
+    served_post(
         "/api/generate",
         endpoint=ollama_routes.generate,
         body=ollama_bodies.GenerateBody,
         stream=ollama_routes.NDJSON,
         summary="Ollama's completions, with the model's chat template, one of `{{ .Prompt }}`, or `raw`",
     ),
-    _get("/api/tags", endpoint=ollama_models.tags, summary="the model that is served, as Ollama lists it"),
-    _get("/api/ps", endpoint=ollama_models.running, summary="the same, as loaded"),
-    _post(
+    served_get("/api/tags", endpoint=ollama_models.tags, summary="the model that is served, as Ollama lists it"),
+    served_get("/api/ps", endpoint=ollama_models.running, summary="the same, as loaded"),
+    served_post(
         "/api/show",
         endpoint=ollama_models.show,
         body=ollama_bodies.ShowBody,
         summary="template, capabilities and facts of the model",
     ),
-    _get("/api/version", endpoint=ollama_models.version, summary="Cardan's version"),
-    _get("/", endpoint=ollama_models.root, summary="a word that Ollama's clients look for", media_type="text/plain"),
+    served_get("/api/version", endpoint=ollama_models.version, summary="Cardan's version"),
+    served_get(
+        "/", endpoint=ollama_models.root, summary="a word that Ollama's clients look for", media_type="text/plain"
+    ),
 )
 
 NATIVE = (
-    _post(
+    served_post(
         "/generate",
         endpoint=generate,
         body=GenerateBody,
         stream=EVENTS,
         summary="the native endpoint: `text` or `input_ids`, `sampling_params`, logprobs, batches, streams",
     ),
-    _post("/tokenize", endpoint=admin.tokenize, body=admin.TokenizeBody, summary="text to token ids"),
-    _post("/detokenize", endpoint=admin.detokenize, body=admin.DetokenizeBody, summary="token ids to text"),
-    _post(
+    served_post("/tokenize", endpoint=admin.tokenize, body=admin.TokenizeBody, summary="text to token ids"),
+    served_post("/detokenize", endpoint=admin.detokenize, body=admin.DetokenizeBody, summary="token ids to text"),
+    served_post(
         "/separate_reasoning",
         endpoint=parsing.separate_reasoning,
         body=parsing.SeparateBody,
         summary="the reasoning in a text, and the rest of it",
     ),
-    _post(
+    served_post(
         "/parse_function_call",
         endpoint=parsing.parse_function_call,
         body=parsing.ParseCallBody,
         summary="the calls of tools in a text, and the rest of it",
     ),
-    _post(
+    served_post(
         "/abort_request",
         endpoint=admin.abort_request,
         body=admin.AbortBody,
@@ -161,27 +127,47 @@ NATIVE = (
     ),
 )
 
+
+async def openapi_document(request: Request) -> Response:
+    """GET ``/openapi.json``."""
+    _, document = _described(request)
+    return JsonResponse(document)
+
+
+async def docs_page(request: Request) -> Response:
+    """GET ``/docs``."""
+    return HTMLResponse(build_page(*_described(request)))
+
+
+def _described(request: Request) -> tuple[dict[str, tuple[ServedRoute, ...]], dict[str, Any]]:
+    state = state_of(request)
+    groups = served_groups(with_metrics=state.config.server.enable_metrics)
+    return groups, build_document(groups, state.engine.info.version)
+
+
 OPERATION = (
-    _get("/health", endpoint=health.health, summary="whether the process and the engine live; generates nothing"),
-    _get(
+    served_get("/docs", endpoint=docs_page, summary="all routes with their fields, for people", media_type="text/html"),
+    served_get("/openapi.json", endpoint=openapi_document, summary="the same as an OpenAPI document"),
+    served_get("/health", endpoint=health.health, summary="whether the process and the engine live; generates nothing"),
+    served_get(
         "/health_generate",
         endpoint=health.health_generate,
         summary="generates one token; a busy engine that makes progress is healthy",
     ),
-    _get("/ready", endpoint=health.ready, summary="whether new requests are taken"),
-    _get(
+    served_get("/ready", endpoint=health.ready, summary="whether new requests are taken"),
+    served_get(
         "/server_info",
         "/get_server_info",
         endpoint=admin.server_info,
         summary="model, the plan with sources and reasons, settings, gauges",
     ),
-    _get(
+    served_get(
         "/model_info",
         "/get_model_info",
         endpoint=admin.model_info,
         summary="path, vocabulary and context of the model",
     ),
-    _get(
+    served_get(
         "/metrics",
         endpoint=health.metrics,
         summary="Prometheus; off with `--no-enable-metrics`",
@@ -193,25 +179,16 @@ GROUPS = {"OpenAI": OPENAI, "Anthropic": ANTHROPIC, "Ollama": OLLAMA, "Native": 
 """All routes, under the headings that pages about them have."""
 
 
+def served_groups(*, with_metrics: bool) -> dict[str, tuple[ServedRoute, ...]]:
+    """The routes of a server, with or without ``/metrics``."""
+    return {
+        group: tuple(route for route in routes if with_metrics or route.endpoint is not health.metrics)
+        for group, routes in GROUPS.items()
+    }
+
+
 def build_routes(*, with_metrics: bool) -> Iterator[Route]:
     """Routes of the application."""
-    for routes in GROUPS.values():
+    for routes in served_groups(with_metrics=with_metrics).values():
         for route in routes:
-            if with_metrics or route.endpoint is not health.metrics:
-                yield from _build(route)
-
-
-def _build(served: ServedRoute) -> Iterator[Route]:
-    async def checked(request: Request) -> Response:
-        for name in request.query_params:
-            if name not in served.query:
-                taken = f"takes only {', '.join(served.query)} as" if served.query else "takes no"
-                raise RequestError(
-                    f"This route {taken} query parameters, got '{shorten(name)}'.",
-                    param=shorten(name),
-                    code="unknown_parameter",
-                )
-        return await served.endpoint(request)
-
-    for path in served.paths:
-        yield Route(path, checked, methods=list(served.methods))
+            yield from route.build()

@@ -78,8 +78,9 @@ def as_seed(value: object) -> object:
     return value
 
 
-Strings = Annotated[tuple[str, ...], BeforeValidator(as_strings)]
-TokenIds = Annotated[tuple[int, ...], BeforeValidator(as_token_ids)]
+Strings = Annotated[tuple[str, ...], BeforeValidator(as_strings, json_schema_input_type=str | list[str])]
+TokenIds = Annotated[tuple[int, ...], BeforeValidator(as_token_ids, json_schema_input_type=list[int])]
+Biases = Annotated[dict[int, float], BeforeValidator(as_biases, json_schema_input_type=dict[str, float])]
 Priority = Annotated[int, Field(ge=-(2**31), le=2**31 - 1)]
 Count = Annotated[int, Field(ge=0, le=MAX_TOKENS)]
 
@@ -89,13 +90,15 @@ class SamplingBody(Body):
 
     temperature: Annotated[float, Field(ge=0, le=100)] = 1.0
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
-    top_k: Annotated[int, BeforeValidator(as_top_k)] = -1
+    top_k: Annotated[int, BeforeValidator(as_top_k, json_schema_input_type=int)] = -1
     min_p: Annotated[float, Field(ge=0, le=1)] = 0.0
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
     repetition_penalty: Annotated[float, Field(gt=0, le=2)] = 1.0
-    logit_bias: Annotated[dict[int, float], BeforeValidator(as_biases)] = Field(default_factory=dict)
-    seed: Annotated[int | None, BeforeValidator(as_seed)] = None
+    logit_bias: Annotated[dict[int, float], BeforeValidator(as_biases, json_schema_input_type=dict[str, float])] = (
+        Field(default_factory=dict)
+    )
+    seed: Annotated[int | None, BeforeValidator(as_seed, json_schema_input_type=int | None)] = None
     stop: Strings = ()
     stop_regex: Strings = ()
     stop_token_ids: TokenIds = ()
