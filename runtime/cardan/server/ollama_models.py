@@ -10,7 +10,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from starlette.requests import Request
-from starlette.responses import PlainTextResponse, Response
+from starlette.responses import Response
 
 from cardan.errors import RequestError
 from cardan.server.bodies import parse_body, read_object
@@ -40,11 +40,6 @@ def check_model(state: ServerState, name: str | None) -> None:
     if name is not None and name != state.model_name:
         name = name.removesuffix(TAG)
     state.check_model(name)
-
-
-async def root(_request: Request) -> Response:
-    """GET ``/``: clients look whether somebody is there, and some read the words."""
-    return PlainTextResponse("Ollama is running")
 
 
 async def version(request: Request) -> Response:

@@ -19,6 +19,7 @@ from cardan.server.openai_bodies import ChatBody, CompletionBody
 from cardan.server.openai_chat import chat_completions
 from cardan.server.openai_completions import completions
 from cardan.server.openapi import build_document, build_page
+from cardan.server.page import routes as page
 from cardan.server.replies import JsonResponse
 from cardan.server.served_route import EVENTS, ServedRoute, served_get, served_post
 from cardan.server.state import state_of
@@ -86,9 +87,6 @@ OLLAMA = (
         summary="template, capabilities and facts of the model",
     ),
     served_get("/api/version", endpoint=ollama_models.version, summary="Cardan's version"),
-    served_get(
-        "/", endpoint=ollama_models.root, summary="a word that Ollama's clients look for", media_type="text/plain"
-    ),
 )
 
 NATIVE = (
@@ -175,7 +173,31 @@ OPERATION = (
     ),
 )
 
-GROUPS = {"OpenAI": OPENAI, "Anthropic": ANTHROPIC, "Ollama": OLLAMA, "Native": NATIVE, "Operation": OPERATION}
+PAGE = (
+    served_get(
+        "/",
+        endpoint=page.root,
+        summary="a page with a chat and a live view of the engine, for browsers; for others a word that Ollama's "
+        "clients look for",
+        media_type="text/html",
+    ),
+    *(
+        served_get(path, endpoint=page.part, summary="a part of the page", media_type=media_type)
+        for path, (_, media_type) in page.FILES.items()
+    ),
+    served_get(
+        "/page/live", endpoint=page.live, summary="what the page's live view shows: gauges, latencies, last requests"
+    ),
+)
+
+GROUPS = {
+    "OpenAI": OPENAI,
+    "Anthropic": ANTHROPIC,
+    "Ollama": OLLAMA,
+    "Native": NATIVE,
+    "Operation": OPERATION,
+    "Page": PAGE,
+}
 """All routes, under the headings that pages about them have."""
 
 
