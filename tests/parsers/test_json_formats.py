@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 from splits import Sample, check_sample
 
-from cardan.parsers import AnswerFormat
+from cardan.parsers import AnswerFormat, ParserContext, Wanted, read_answer
 
 HERMES = [
     Sample("Just words, 1 < 2 and <b>bold</b>.\n", content="Just words, 1 < 2 and <b>bold</b>.\n"),
@@ -82,6 +82,20 @@ HERMES = [
     ),
     Sample('<tool_call>{"name": "now", "extra": 1}</tool_call>', '<tool_call>{"name": "now", "extra": 1}</tool_call>'),
     Sample("<tool_call>", content="<tool_call>"),
+    Sample('{"name": "now", "arguments": {}}', calls=(("now", {}),)),
+    Sample(
+        '```json\n{\n  "name": "get_weather",\n  "arguments": {\n    "city": "Rome"\n  }\n}\n```\n',
+        calls=(("get_weather", {"city": "Rome"}),),
+    ),
+    Sample(
+        '{"name": "now", "arguments": {}}\n{"name": "now", "arguments": {}}\n\nDone',
+        content="\n\nDone",
+        calls=(("now", {}), ("now", {})),
+    ),
+    Sample('```json\n{"name": "Bob", "arguments": 5}\n```', content='```json\n{"name": "Bob", "arguments": 5}\n```'),
+    Sample("```python\nprint()\n```", content="```python\nprint()\n```"),
+    Sample(' {"name": "now"', content=' {"name": "now"'),
+    Sample('See {"name": "now", "arguments": {}}', content='See {"name": "now", "arguments": {}}'),
     Sample("a <tool_ca", content="a <tool_ca"),
     Sample("", content=""),
 ]
@@ -237,3 +251,10 @@ def test_calls_that_leak_into_reasoning_end_it() -> None:
         Sample(text, reasoning="I should look.", calls=(("now", {}),)),
         prompt="<think>",
     )
+
+
+def test_without_declared_functions_a_json_answer_is_one() -> None:
+    text = '{"name": "Bob", "arguments": {}}'
+    answer = read_answer(AnswerFormat("hermes").parser(Wanted(tools=ParserContext())), text)
+    assert answer.content == text
+    assert read_answer(AnswerFormat("hermes").parser(Wanted(tools=ParserContext())), f"<tool_call>{text}").calls

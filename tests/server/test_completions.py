@@ -58,6 +58,15 @@ def test_stream_equals_whole(api: openai.OpenAI, model: str) -> None:
     assert (usage.prompt_tokens, usage.completion_tokens) == (whole.usage.prompt_tokens, 12)
 
 
+def test_usage_in_every_chunk(api: openai.OpenAI, model: str) -> None:
+    options: Any = {"include_usage": True, "continuous_usage_stats": True}
+    stream = api.completions.create(model=model, prompt="a", max_tokens=5, stream=True, stream_options=options)
+    counts = [chunk.usage.completion_tokens if chunk.usage else None for chunk in stream]
+    assert None not in counts
+    assert counts == sorted(counts, key=lambda count: count or 0)
+    assert counts[-1] == counts[-2]
+
+
 def test_logprobs(api: openai.OpenAI, model: str) -> None:
     asked: Any = {"model": model, "prompt": "Once", "max_tokens": 5, "temperature": 0, "extra_body": IGNORE_EOS}
     choice = api.completions.create(**asked, logprobs=2).choices[0]

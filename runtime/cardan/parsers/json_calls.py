@@ -18,14 +18,18 @@ _OTHER_KEYS = ("id", "type")
 class JsonCallParser(CallParser):
     """Calls as ``{"name": …, "arguments": {…}}``; the keys may come in any order."""
 
-    def _read_object(self) -> Script[None]:
+    def _read_object(self, *, opened: bool = False) -> Script[None]:
         """Read one call, and end it.
+
+        Args:
+            opened: the bracket that opens it was taken.
 
         Raises:
             BrokenCallError: this is no call.
         """
         call = _Call()
-        yield from expect(self._source, "{")
+        if not opened:
+            yield from expect(self._source, "{")
         while True:
             yield from self._source.skip_space()
             yield from self._read_member(call)
@@ -82,6 +86,36 @@ class JsonCallParser(CallParser):
         self._start_call(name, call_id)
         yield from read_value(self._source, self._add_arguments)
         self._end_call()
+
+
+class BareCallParser(JsonCallParser):
+    """Calls may also be the whole answer, or its beginning: objects one after another, in a block of code or not."""
+
+    def _read(self) -> Script[None]:
+        self._source.mark()
+        yield from self._guarded(self._read_opening())
+        yield from super()._read()
+
+    def _read_opening(self) -> Script[None]:
+        yield from self._source.skip_space()
+        fence = yield from self._source.accept_any(("```json", "```"))
+        yield from self._read_objects()
+        if fence:
+            yield from self._source.accept_spaced("```")
+
+    def _read_objects(self) -> Script[None]:
+        """Read calls; ``;`` or ``,`` may stand between them.
+
+        Raises:
+            BrokenCallError: there is none.
+        """
+        yield from self._expect("{")
+        while True:
+            yield from self._read_object(opened=True)
+            if (yield from self._source.accept_spaced(";", ",")):
+                yield from self._expect("{")
+            elif not (yield from self._source.accept_spaced("{")):
+                return
 
 
 class _Call:

@@ -6,12 +6,15 @@ Each class shows its format in its docstring; they are known from the chat templ
 from __future__ import annotations
 
 from cardan.parsers.base import BrokenCallError, ParserContext
-from cardan.parsers.json_calls import JsonCallParser
+from cardan.parsers.json_calls import BareCallParser, JsonCallParser
 from cardan.parsers.source import Markers, Script
 
 
-class HermesParser(JsonCallParser):
-    """``<tool_call>{"name": …, "arguments": {…}}</tool_call>``, one element a call."""
+class HermesParser(BareCallParser):
+    """``<tool_call>{"name": …, "arguments": {…}}</tool_call>``, one element a call.
+
+    Small models leave the tags out, so an answer that begins with a call of a declared function is one as well.
+    """
 
     starts = Markers(["<tool_call>"])
 
@@ -20,32 +23,19 @@ class HermesParser(JsonCallParser):
         yield from self._read_object()
         yield from self._source.accept_spaced("</tool_call>")
 
+    def _read_opening(self) -> Script[None]:
+        if not self._context.tools:
+            raise BrokenCallError
+        yield from super()._read_opening()
 
-class LlamaParser(JsonCallParser):
+
+class LlamaParser(BareCallParser):
     """``{"name": …, "parameters": {…}}`` as the whole answer, or behind ``<|python_tag|>``; ``;`` parts several."""
 
     starts = Markers(["<|python_tag|>"])
 
-    def _read(self) -> Script[None]:
-        self._source.mark()
-        yield from self._source.skip_space()
-        if (yield from self._source.at("{")):
-            yield from self._guarded(self._read_calls(""))
-            self._source.taken()
-        else:
-            self._emit_taken()
-        yield from super()._read()
-
     def _read_calls(self, start: str) -> Script[None]:
-        while True:
-            yield from self._source.skip_space()
-            yield from self._read_object()
-            if not (yield from self._source.accept_spaced(";", ",")):
-                return
-            yield from self._source.skip_space()
-            if not (yield from self._source.at("{")):
-                self._emit_taken()
-                return
+        yield from self._read_objects()
 
 
 class MistralParser(JsonCallParser):

@@ -20,7 +20,7 @@ from cardan.engine.api import GenerateOutput, GenerateRequest
 from cardan.errors import RequestError
 from cardan.server.bodies import parse_body, read_object
 from cardan.server.generation import Choice, Job, answer, check_failed, new_choices, run_job, run_to_end
-from cardan.server.openai_bodies import COMPLETION_REFUSED, CompletionBody
+from cardan.server.openai_bodies import COMPLETION_REFUSED, CompletionBody, StreamOptions
 from cardan.server.openai_logprobs import OffsetTracker, completion_logprobs
 from cardan.server.openai_usage import add_limits, finish_name, usage_object
 from cardan.server.prompts import MAX_PROMPTS, check_prompt_ids, check_total_choices
@@ -41,14 +41,14 @@ class _Completion:
         body: of the request.
         job: what the engine is asked.
         echoed: text of each prompt that the answer repeats; empty without ``echo``.
-        stream_usage: whether a stream ends with a usage chunk.
+        options: where a stream tells usage.
     """
 
     state: ServerState
     body: CompletionBody
     job: Job
     echoed: tuple[str, ...]
-    stream_usage: bool
+    options: StreamOptions
 
     @property
     def echo_only(self) -> bool:
@@ -76,8 +76,8 @@ async def completions(request: Request) -> Response:
     state.check_scheduling(body.priority, body.routing_key)
     state.check_ids_length(body.prompt, "prompt")
     prompts = _read_prompts(state, body.prompt)
-    stream_usage = body.include_usage()
-    completion = _Completion(state, body, _build_job(state, body, prompts), _echoed(state, body, prompts), stream_usage)
+    options = body.usage_in_stream()
+    completion = _Completion(state, body, _build_job(state, body, prompts), _echoed(state, body, prompts), options)
     if body.stream:
         return await open_stream(request, _stream(completion))
     choices = new_choices(completion.job)
@@ -209,8 +209,12 @@ async def _stream(completion: _Completion) -> AsyncGenerator[Any, None]:
                 _drop_output(choice)
                 news = news.without_output()
             if begins or news.output.text or news.output.token_ids or news.output.finish_reason:
-                yield _chunk(completion, number, news, tracker)
-    if completion.stream_usage:
+                chunk = _chunk(completion, number, news, tracker)
+                if completion.options.include_usage:
+                    continuous = completion.options.continuous_usage_stats
+                    chunk["usage"] = usage_object(completion.state, prompts) if continuous else None
+                yield chunk
+    if completion.options.include_usage:
         usage = usage_object(completion.state, prompts)
         yield {**completion.head(), "choices": [], "usage": usage}
 
@@ -249,8 +253,6 @@ def _chunk(completion: _Completion, number: int, news: _News, tracker: OffsetTra
     choice = {"text": news.echoed + output.text, "index": number, "logprobs": logprobs}
     chunk = completion.head()
     chunk["choices"] = [choice | finish_name(output.finish_reason)]
-    if completion.stream_usage:
-        chunk["usage"] = None
     if output.finish_reason is not None:
         add_limits(chunk, [output])
     return chunk
