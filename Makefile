@@ -1,4 +1,4 @@
-# demo · test · test-more · check · conform · native-compile · bench · mac-check · docs
+# demo · test · test-more · check · conform · native-compile · bench · mac-check · screenshots · docs
 #
 # Everything is installed into .venv; models are kept in .cardan. Nothing else of the machine is touched.
 
@@ -28,7 +28,7 @@ P ?= $(PLATFORM)
 # One process a core, one thread each; a file stays in one process, so that its fixtures are made once.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile
 
-.PHONY: demo test test-more check conform native-compile bench mac-check docs clean
+.PHONY: demo test test-more check conform native-compile bench mac-check screenshots docs clean
 
 demo: $(VENV)/installed-$(PLATFORM) $(NATIVE)
 	@$(BIN)/python examples/demo.py
@@ -66,6 +66,10 @@ bench: $(VENV)/installed-bench $(NATIVE) $(CARDAN_CACHE)/fetched
 # On a Mac: conformance, greedy tokens and times, kept in docs/evidence/.
 mac-check: $(VENV)/installed-test $(CARDAN_CACHE)/fetched
 	$(BIN)/python benchmarks/mac_check.py
+
+# Pictures of the page for docs/operating.md; needs Chromium and its driver.
+screenshots: $(VENV)/installed-test $(NATIVE) $(CARDAN_CACHE)/fetched
+	$(BIN)/python docs/screenshots.py
 
 docs: $(VENV)/installed-test
 	$(BIN)/python docs/generate.py
