@@ -447,12 +447,15 @@ class TensorView:
         dtype: ``F32``, ``F16``, ``BF16``, ``I32`` … or a quantized block format such as ``Q4_1``.
         shape: logical shape, outermost first; for a linear ``(out_features, in_features)``.
         data: the bytes, usually mapped from the file; rows are contiguous.
+        order: int32 ``[columns]``, which logical column each stored one is, where columns with one scale were put side
+            by side; None where they are in order. Only neutral code sees it: packed views never have one.
     """
 
     name: str
     dtype: str
     shape: tuple[int, ...]
     data: memoryview
+    order: Int32Array | None = field(default=None, compare=False)
 
     @property
     def num_elements(self) -> int:

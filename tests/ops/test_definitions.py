@@ -54,6 +54,7 @@ TORCH = {
     "take_columns": lambda x, index: torch.gather(x, 1, index.long()),
     "scatter_add": lambda x, r, c, v: x.index_put((r.long(), c.long()), v, accumulate=True),
     "scatter_rows": lambda x, index, values: x.index_copy(0, index.long(), values),
+    "permute_columns": lambda x, order: torch.index_select(x, 1, order.long()),
     "gather_rows": lambda x, index: torch.index_select(x, 0, index.long()),
     "split": lambda x, sizes: torch.split(x, sizes, dim=-1),
     "split_heads": lambda x, heads: x.unflatten(1, (heads, -1)),

@@ -140,6 +140,16 @@ def test_fused_linears_round_no_product_by_itself(name, rounded_once):
     assert not Composed().has_linear_add
 
 
+def test_columns_are_permuted_by_pieces_where_there_is_no_kernel():
+    class Composed(ReferenceOps):
+        permute_columns = Ops.permute_columns
+
+    for arguments in OP_SPECS["permute_columns"].cases(np.random.default_rng(3)):
+        np.testing.assert_array_equal(Composed().permute_columns(*arguments), arguments[0][:, arguments[1]])
+    assert ReferenceOps().has_permute_columns
+    assert not Composed().has_permute_columns
+
+
 def test_a_running_sum_starts_exactly():
     x = np.full((2, 100), 0.01, np.float32)
     assert trial_of("cumsum", (x,), lambda x: np.cumsum(x.astype(np.float32), axis=-1, dtype=np.float32)).excess <= 1

@@ -22,6 +22,7 @@ HALF_AT = {  # byte offsets of the float16 numbers in a block
     "Q4_K": (0, 2),
     "Q5_K": (0, 2),
     "Q6_K": (208,),
+    "MXFP4": (),
 }
 SCALES = {
     "usual": lambda rng, n: rng.normal(0, 0.01, n).astype(np.float16),
@@ -36,6 +37,8 @@ def random_blocks(fmt: str, count: int, scales: str, seed: int = 7) -> np.ndarra
     blocks = rng.integers(0, 256, (count, FORMATS[fmt].block_bytes), dtype=np.uint8)
     for at in HALF_AT[fmt]:
         blocks[:, at : at + 2] = SCALES[scales](rng, count).view(np.uint8).reshape(count, 2)
+    if fmt == "MXFP4":
+        blocks[:, 0] %= 250  # above, values overflow, and 255 is NaN, which ggml reads as a number
     return blocks
 
 

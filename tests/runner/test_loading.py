@@ -37,6 +37,9 @@ class MemoryCheckpoint:
             raise CheckpointError(f"no {name}")
         return self._tensors[name]
 
+    def num_bytes(self, name: str) -> int:
+        return len(self.tensor(name).data)
+
     def dequantize(self, view: TensorView) -> np.ndarray:
         return dequantize(view)
 

@@ -171,6 +171,10 @@ class MlxOps(Ops):
         """See ``Ops.gather_rows``."""
         return mx.take(x, index, axis=0)
 
+    def permute_columns(self, x: mx.array, order: mx.array) -> mx.array:
+        """See ``Ops.permute_columns``."""
+        return mx.take(x, order, axis=-1)
+
     def scatter_rows(self, x: mx.array, index: mx.array, values: mx.array) -> mx.array:
         """See ``Ops.scatter_rows``; the handle changes, its memory is reused where nothing else reads it."""
         x[index] = values.astype(x.dtype)

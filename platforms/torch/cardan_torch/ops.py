@@ -258,6 +258,10 @@ class TorchOps(Ops):
         total = torch.add(x, residual)
         return self.rms_norm(total, weight, eps), total
 
+    def permute_columns(self, x: Tensor, order: Tensor) -> Tensor:
+        """See ``Ops.permute_columns``."""
+        return x.index_select(-1, order)
+
     def silu_mul(self, gate_up: Tensor, size: int) -> Tensor:
         """See ``Ops.silu_mul``."""
         return functional.silu(gate_up[..., :size]).mul_(gate_up[..., size:])

@@ -140,6 +140,12 @@ def gathers(rng: np.random.Generator) -> Iterator[Arguments]:
         yield rng.normal(size=shape), rng.integers(0, shape[0], 6).astype(np.int32)
 
 
+def permutations(rng: np.random.Generator) -> Iterator[Arguments]:
+    """Columns in another order."""
+    for tokens, features in ((5, 7), (1, 1), (3, 160)):
+        yield rng.normal(size=(tokens, features)), rng.permutation(features).astype(np.int32)
+
+
 def scatters(rng: np.random.Generator) -> Iterator[Arguments]:
     """Rows that are replaced, each once."""
     for shape in ((5, 7), (3, 2, 4), (1, 1)):

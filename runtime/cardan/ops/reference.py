@@ -145,6 +145,10 @@ class ReferenceOps(Ops):
         """See ``Ops.gather_rows``."""
         return x[index]
 
+    def permute_columns(self, x: NumpyArray, order: NumpyArray) -> NumpyArray:
+        """See ``Ops.permute_columns``."""
+        return x[:, order]
+
     def scatter_rows(self, x: NumpyArray, index: NumpyArray, values: NumpyArray) -> NumpyArray:
         """See ``Ops.scatter_rows``."""
         return definitions.scatter_rows(x, index, values)

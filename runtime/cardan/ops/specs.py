@@ -50,6 +50,10 @@ def _gather_rows(x: NumpyArray, index: NumpyArray) -> NumpyArray:
     return x[index]
 
 
+def _permute_columns(x: NumpyArray, order: NumpyArray) -> NumpyArray:
+    return np.take(x, order, axis=1)
+
+
 def _take_columns(x: NumpyArray, index: NumpyArray) -> NumpyArray:
     return np.take_along_axis(x, index.astype(np.int64), axis=-1)
 
@@ -410,6 +414,13 @@ _RANKS_AND_FUSED = (
         bound=bounds.linear_float32,
         composed=bounds.linear,
         cases=cases.linears,
+    ),
+    OpSpec(
+        name="permute_columns",
+        inputs=(activation("x", "tokens features"), index("order", "features")),
+        outputs=("tokens features",),
+        reference=_permute_columns,
+        cases=cases.permutations,
     ),
     OpSpec(
         name="add_rms_norm",

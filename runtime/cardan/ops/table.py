@@ -217,6 +217,20 @@ class Ops(abc.ABC):
         """
         return self.cast(self.linear(x, weight), "float32")
 
+    @property
+    def has_permute_columns(self) -> bool:
+        """Whether ``permute_columns`` is a kernel; where it is not, weights in act-order are widened instead."""
+        return type(self).permute_columns is not Ops.permute_columns
+
+    def permute_columns(self, x: Array, order: Array) -> Array:
+        """``x[:, order]`` for ``x: [tokens, features]`` and a permutation ``order: int32 [features]``.
+
+        This composition cuts ``x`` into single columns.
+        """
+        columns = [int(column) for column in self.to_host(order)]
+        pieces = self.split(x, (1,) * len(columns))
+        return self.concat([pieces[column] for column in columns])
+
     def add_rms_norm(self, x: Array, residual: Array, weight: Array, eps: float) -> tuple[Array, Array]:
         """``s = x + residual``; returns ``(rms_norm(s), s)``."""
         total = self.add(x, residual)

@@ -177,11 +177,14 @@ class Checkpoint(Protocol):
         """Names of all tensors."""
 
     def tensor(self, name: str) -> TensorView:
-        """One tensor, mapped and not copied.
+        """One tensor, mapped where the file has it as it is, else put together from its parts.
 
         Raises:
-            CheckpointError: there is no such tensor.
+            CheckpointError: there is no such tensor, or its parts contradict each other.
         """
+
+    def num_bytes(self, name: str) -> int:
+        """Bytes of a tensor, which is not read for it."""
 
     def dequantize(self, view: TensorView) -> np.ndarray[Any, np.dtype[np.float32]]:
         """Exact float32 values of a tensor in any format that the checkpoint can hold."""

@@ -62,11 +62,11 @@ class ActivationCodes:
 
     Attributes:
         largest: the code of the largest magnitude of a group, 127 for int8; the step is that magnitude over it.
-        group: neighbouring activations of a token that share a step.
+        group: neighbouring activations of a token that share a step; None for all of a token.
     """
 
     largest: int
-    group: int
+    group: int | None
 
 
 class LinearMethod(abc.ABC):

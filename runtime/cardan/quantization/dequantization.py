@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cardan.errors import CheckpointError
-from cardan.quantization.formats import FormatSpec, format_spec, tensor_bytes
+from cardan.quantization.formats import AFFINE_BITS, FormatSpec, format_spec, tensor_bytes
 from cardan.types import Float32Array, TensorView
 
 Blocks: TypeAlias = npt.NDArray[Any]
@@ -40,7 +40,8 @@ _NUMPY_DTYPES: Mapping[str, str] = {
 def dequantize(view: TensorView) -> Float32Array:
     """Values of a tensor as float32, in its logical shape.
 
-    Integers and float64 are rounded to the nearest float32; every other format is exact.
+    Integers and float64 are rounded to the nearest float32, and so are products of a float32 scale with a code; every
+    other format is exact. Columns that are stored in another order (``TensorView.order``) are put back in theirs.
 
     Raises:
         CheckpointError: the format is unknown, or the bytes do not fill the shape.
@@ -56,7 +57,15 @@ def dequantize(view: TensorView) -> Float32Array:
     out = np.empty(view.num_elements, dtype=np.float32)
     with np.errstate(all="ignore"):
         _fill(spec, raw, out)
-    return out.reshape(view.shape)
+    return _in_order(view, out.reshape(view.shape))
+
+
+def _in_order(view: TensorView, stored: Float32Array) -> Float32Array:
+    if view.order is None:
+        return stored
+    values = np.empty_like(stored)
+    values[..., view.order] = stored
+    return values
 
 
 def _fill(spec: FormatSpec, raw: npt.NDArray[np.uint8], out: Float32Array) -> None:
@@ -70,7 +79,7 @@ def _fill(spec: FormatSpec, raw: npt.NDArray[np.uint8], out: Float32Array) -> No
     if spec.name in ("F8_E4M3", "F8_E5M2"):
         out[:] = _float8_table(spec.name)[raw]
         return
-    widen = _WIDEN.get(spec.name) or partial(_widen_affine, spec)
+    widen = _WIDEN.get(spec.name) or partial(_GROUPED[spec.name.partition("_")[0]], spec)
     blocks = raw.reshape(-1, spec.block_bytes)
     values = out.reshape(-1, spec.block_elements)
     step = _PIECE_ELEMENTS // spec.block_elements
@@ -134,12 +143,48 @@ def _widen_q8_0(blocks: Blocks) -> Float32Array:
     return blocks[:, 2:].view(np.int8).astype(np.float32) * _half(blocks, 0)
 
 
+def _widen_mxfp4(blocks: Blocks) -> Float32Array:
+    """Source: OCP Microscaling Formats (MX) Specification v1.0; the exponent 255 is NaN."""
+    exponent = blocks[:, :1].astype(np.int32)
+    scale = np.where(exponent == 255, np.float32(np.nan), np.ldexp(np.float32(1), exponent - 127))
+    values: Float32Array = _E2M1[_nibbles(blocks[:, 1:])] * scale
+    return values
+
+
+_E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6], dtype=np.float32)
+"""Values of the floats of 4 bits: a sign, two bits of exponent, one of mantissa."""
+
+
 def _widen_affine(spec: FormatSpec, blocks: Blocks) -> Float32Array:
-    width = {"float32": 4}.get(spec.scale, 2)
+    width = _scale_bytes(spec)
     scale, offset = (_numbers(blocks[:, at : at + width], spec.scale) for at in (0, width))
-    packed = blocks[:, 2 * width :]
-    q = packed if spec.bits == 8 else np.stack((packed & 0x0F, packed >> 4), axis=-1).reshape(len(blocks), -1)
-    return q.astype(np.float32) * scale + offset
+    return _codes_in_order(spec, blocks[:, 2 * width :]).astype(np.float32) * scale + offset
+
+
+def _widen_integers(spec: FormatSpec, blocks: Blocks) -> Float32Array:
+    width = _scale_bytes(spec)
+    codes = blocks[:, width:]
+    scale = _numbers(blocks[:, :width], spec.scale)
+    if spec.bits == 8:
+        return codes.view(np.int8).astype(np.float32) * scale
+    return (_codes_in_order(spec, codes).astype(np.float32) - np.float32(8)) * scale
+
+
+def _widen_float8(spec: FormatSpec, blocks: Blocks) -> Float32Array:
+    width = _scale_bytes(spec)
+    values: Float32Array = _float8_table("F8_E4M3")[blocks[:, width:]] * _numbers(blocks[:, :width], spec.scale)
+    return values
+
+
+def _scale_bytes(spec: FormatSpec) -> int:
+    return 4 if spec.scale == "float32" else 2
+
+
+def _codes_in_order(spec: FormatSpec, packed: Blocks) -> Blocks:
+    """Codes of 8 bits, or of 4 with the first of a byte in its low half."""
+    if spec.bits == 8:
+        return packed
+    return np.stack((packed & 0x0F, packed >> 4), axis=-1).reshape(len(packed), -1)
 
 
 def _numbers(raw: Blocks, dtype: str) -> Float32Array:
@@ -232,4 +277,12 @@ _WIDEN: Mapping[str, Callable[[Blocks], npt.NDArray[Any]]] = {
     "Q4_K": _widen_q4_k,
     "Q5_K": _widen_q5_k,
     "Q6_K": _widen_q6_k,
+    "MXFP4": _widen_mxfp4,
 }
+
+_GROUPED: Mapping[str, Callable[[FormatSpec, Blocks], Float32Array]] = {
+    **{f"AFFINE{bits}": _widen_affine for bits in AFFINE_BITS},
+    **{f"INT{bits}": _widen_integers for bits in AFFINE_BITS},
+    "FP8": _widen_float8,
+}
+"""By what their names begin with."""

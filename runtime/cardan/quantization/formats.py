@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from cardan.errors import CheckpointError
+from cardan.platform import ActivationCodes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,6 +25,9 @@ class FormatSpec:
         symmetric: the value is ``scale * q``; otherwise it is ``scale * q + offset``.
         scale: type of the scales, empty for dense formats.
         packing: where the bits of a block are.
+        activations: what the activations of a linear in this format are rounded to before they are multiplied, as part
+            of the format's meaning; None where they are multiplied as they are. A platform that does not round, or
+            rounds to less, is nearer to the weights' own values; its plan says so.
     """
 
     name: str
@@ -34,6 +38,7 @@ class FormatSpec:
     symmetric: bool = True
     scale: str = ""
     packing: str = ""
+    activations: ActivationCodes | None = None
 
     @property
     def quantized(self) -> bool:
@@ -165,6 +170,15 @@ _SPECS = (
         scale="int8 * float16",
         packing="128 bytes of low nibbles; 64 bytes of high bit pairs; 16 signed scales; scale; stored + 32",
     ),
+    FormatSpec(
+        name="MXFP4",
+        block_elements=32,
+        block_bytes=17,
+        bits=4,
+        group=32,
+        scale="e8m0",
+        packing=f"exponent of a power of two, less 127; {_NIBBLES}; codes are E2M1 floats",
+    ),
 )
 
 AFFINE_BITS = (4, 8)
@@ -194,7 +208,71 @@ _AFFINE_SPECS = tuple(
     for key, (scale, num_bytes) in AFFINE_SCALES.items()
 )
 
-FORMATS: Mapping[str, FormatSpec] = {spec.name: spec for spec in (*_SPECS, *_AFFINE_SPECS)}
+
+def integer_format(bits: int, group: int, scale: str) -> str:
+    """Name of the format whose blocks are groups with a scale and signed codes, such as ``INT4_128_F16``."""
+    return f"INT{bits}_{group}_{scale}"
+
+
+def float8_format(group: int) -> str:
+    """Name of the format whose blocks are groups with a float32 scale and E4M3 codes, such as ``FP8_128_F32``."""
+    return f"FP8_{group}_F32"
+
+
+def rounded_format(group: int) -> str:
+    """Name of ``INT8`` groups whose linears round activations to int8, a step for each token."""
+    return f"{integer_format(8, group, 'F32')}_A8"
+
+
+_INTEGER_PACKING = {
+    4: "scale; elements in order, little-endian bits; stored + 8",
+    8: "scale; signed bytes",
+}
+
+
+def _integer(name: str, bits: int, group: int, key: str, activations: ActivationCodes | None = None) -> FormatSpec:
+    scale, num_bytes = AFFINE_SCALES[key]
+    return FormatSpec(
+        name=name,
+        block_elements=group,
+        block_bytes=num_bytes + group * bits // 8,
+        bits=bits,
+        group=group,
+        scale=scale,
+        packing=_INTEGER_PACKING[bits],
+        activations=activations,
+    )
+
+
+_INTEGER_SPECS = (
+    *(
+        _integer(integer_format(bits, group, key), bits, group, key)
+        for bits in AFFINE_BITS
+        for group in AFFINE_GROUPS
+        for key in AFFINE_SCALES
+    ),
+    *(
+        _integer(rounded_format(group), 8, group, "F32", ActivationCodes(largest=127, group=None))
+        for group in AFFINE_GROUPS
+    ),
+)
+
+_FLOAT8_SPECS = tuple(
+    FormatSpec(
+        name=float8_format(group),
+        block_elements=group,
+        block_bytes=4 + group,
+        bits=8,
+        group=group,
+        scale="float32",
+        packing="scale; E4M3 floats in order",
+    )
+    for group in AFFINE_GROUPS
+)
+
+FORMATS: Mapping[str, FormatSpec] = {
+    spec.name: spec for spec in (*_SPECS, *_AFFINE_SPECS, *_INTEGER_SPECS, *_FLOAT8_SPECS)
+}
 """Every format that a checkpoint may hold, by name."""
 
 BLOCK_FORMATS: tuple[str, ...] = tuple(spec.name for spec in _SPECS if spec.quantized)
@@ -202,6 +280,12 @@ BLOCK_FORMATS: tuple[str, ...] = tuple(spec.name for spec in _SPECS if spec.quan
 
 AFFINE_FORMATS: tuple[str, ...] = tuple(spec.name for spec in _AFFINE_SPECS)
 """Names of the formats with affine groups."""
+
+INTEGER_FORMATS: tuple[str, ...] = tuple(spec.name for spec in _INTEGER_SPECS)
+"""Names of the formats whose groups have a scale and signed codes."""
+
+FLOAT8_FORMATS: tuple[str, ...] = tuple(spec.name for spec in _FLOAT8_SPECS)
+"""Names of the formats whose groups have a scale and codes that are floats of 8 bits."""
 
 
 def format_spec(fmt: str) -> FormatSpec:

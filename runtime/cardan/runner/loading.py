@@ -26,6 +26,7 @@ from cardan.platform import (
     Source,
 )
 from cardan.runner.composite import CompositeWeight
+from cardan.runner.ordered import OrderedWeight
 from cardan.types import Array, Float32Array, TensorView
 
 DENSE_FORMATS = frozenset({"F32", "F16", "BF16"})
@@ -48,6 +49,24 @@ class Weights:
     arrays: dict[str, Any]
     num_bytes: int
     notes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """What views must have in common to be packed together.
+
+    Attributes:
+        fmt: they are packed in.
+        order: of their columns, as bytes; empty for in order.
+    """
+
+    fmt: str
+    order: bytes = b""
+
+    @classmethod
+    def of(cls, view: TensorView, fmt: str) -> _Kind:
+        """The kind of a view that is packed in a format."""
+        return cls(fmt, b"" if view.order is None or fmt != view.dtype else view.order.tobytes())
 
 
 class _WidenedViews(Sequence[TensorView]):
@@ -95,6 +114,7 @@ class WeightLoader:
         self._dtype = dtype
         self._fallback = fallback
         self._widened: dict[tuple[str, str], set[str]] = {}
+        self._ordered: set[str] = set()
         self._composites: list[str] = []
         self._used: set[str] = set()
 
@@ -128,7 +148,7 @@ class WeightLoader:
     def _source_bytes(self, parameter: Parameter) -> int:
         if parameter.tied_to is not None:
             return 0
-        return sum(len(view.data) for view in self._views((*parameter.sources, *parameter.bias)))
+        return sum(self._checkpoint.num_bytes(source.tensor) for source in (*parameter.sources, *parameter.bias))
 
     def _views(self, sources: Iterable[Source]) -> list[TensorView]:
         views = []
@@ -165,23 +185,25 @@ class WeightLoader:
             quantize=self._quantize,
         )
         bias = self._values(parameter.bias) if parameter.bias else None
-        formats = [self._format_on_device(view, spec) for view in views]
-        mixed = len(set(formats)) > 1
-        if mixed and (set(formats) <= DENSE_FORMATS or parameter.kind is ParameterKind.EMBEDDING):
-            formats, mixed = [WIDENED] * len(views), False
-        if mixed:
-            return self._composite(spec, views, formats, bias)
-        return self._pack_one(spec, views, formats[0], bias)
+        embedding = parameter.kind is ParameterKind.EMBEDDING
+        formats = [self._format_on_device(view, spec, embedding=embedding) for view in views]
+        kinds = [_Kind.of(view, fmt) for view, fmt in zip(views, formats, strict=True)]
+        if len(set(kinds)) > 1 and (set(formats) <= DENSE_FORMATS or embedding):
+            kinds = [_Kind(WIDENED)] * len(views)
+        if len(set(kinds)) > 1:
+            return self._composite(spec, views, kinds, bias)
+        return self._pack_one(spec, views, kinds[0], bias)
 
-    def _format_on_device(self, view: TensorView, spec: LinearSpec) -> str:
+    def _format_on_device(self, view: TensorView, spec: LinearSpec, *, embedding: bool) -> str:
         """The view's own format where a method takes it, else the one it is widened to."""
         reasons = []
-        for method in self._device.linear_methods():
+        unordered = self._cannot_reorder(view, embedding)
+        for method in () if unordered else self._device.linear_methods():
             reason = method.claims(view.dtype, spec)
             if reason is None:
                 return view.dtype
             reasons.append(f"{method.name}: {reason}")
-        why = "; ".join(reasons)
+        why = unordered or "; ".join(reasons)
         if self._fallback == "refuse":
             raise UnsupportedError(
                 f"{view.name} is {view.dtype}, which no linear of {self._device.info.name} takes ({why}). "
@@ -190,28 +212,45 @@ class WeightLoader:
         self._widened.setdefault((view.dtype, why), set()).add(view.name)
         return WIDENED
 
+    def _cannot_reorder(self, view: TensorView, embedding: bool) -> str:
+        """Why columns in another order cannot stay so; empty where they can, or are in order."""
+        if view.order is None:
+            return ""
+        if embedding:
+            return "its columns are in act-order, and its rows are looked up"
+        if not self._device.ops.has_permute_columns:
+            return "its columns are in act-order, and no kernel here brings activations into it"
+        return ""
+
     def _method(self, fmt: str, spec: LinearSpec) -> LinearMethod:
         methods = self._device.linear_methods()
         return next((method for method in methods if method.claims(fmt, spec) is None), methods[-1])
 
     def _pack_one(
-        self, spec: LinearSpec, views: Sequence[TensorView], fmt: str, bias: Float32Array | None
+        self, spec: LinearSpec, views: Sequence[TensorView], kind: _Kind, bias: Float32Array | None
     ) -> PackedWeight:
         on_device = None if bias is None else self._device.ops.from_host(bias, "float32")
-        if any(view.dtype != fmt for view in views):
+        order = views[0].order if kind.order else None
+        if any(view.dtype != kind.fmt for view in views):
             views = _WidenedViews(self._checkpoint, views)
-        return self._method(fmt, spec).pack(views, spec, on_device)
+        elif order is not None:
+            views = [replace(view, order=None) for view in views]
+        packed = self._method(kind.fmt, spec).pack(views, spec, on_device)
+        if order is None:
+            return packed
+        self._ordered.add(spec.name)
+        return OrderedWeight(self._device.ops, packed, order)
 
     def _composite(
-        self, spec: LinearSpec, views: Sequence[TensorView], formats: Sequence[str], bias: Float32Array | None
+        self, spec: LinearSpec, views: Sequence[TensorView], kinds: Sequence[_Kind], bias: Float32Array | None
     ) -> PackedWeight:
         self._composites.append(spec.name)
         parts, first = [], 0
-        for fmt, run in groupby(zip(formats, views, strict=True), key=lambda pair: pair[0]):
+        for kind, run in groupby(zip(kinds, views, strict=True), key=lambda pair: pair[0]):
             members = [view for _, view in run]
             rows = sum(view.num_elements for view in members) // spec.in_features
             part = replace(spec, out_features=rows)
-            parts.append(self._pack_one(part, members, fmt, None if bias is None else bias[first : first + rows]))
+            parts.append(self._pack_one(part, members, kind, None if bias is None else bias[first : first + rows]))
             first += rows
         return CompositeWeight(self._device.ops, parts)
 
@@ -221,7 +260,10 @@ class WeightLoader:
             yield f"{len(names)} tensors {fmt} widened to {target} at load ({why})"
         if self._composites:
             count = len(self._composites)
-            yield f"{count} fused linears kept in parts because their formats differ, first {self._composites[0]}"
+            first = self._composites[0]
+            yield f"{count} fused linears kept in parts because their formats or orders differ, first {first}"
+        if self._ordered:
+            yield f"{len(self._ordered)} linears have columns in act-order; activations are brought into it"
         unused = sorted(set(self._checkpoint.names()) - self._used)
         if unused:
             shown = ", ".join(unused[:NAMES_SHOWN]) + (" …" if len(unused) > NAMES_SHOWN else "")
@@ -237,7 +279,7 @@ def _rows(view: TensorView, rows: tuple[int, int]) -> TensorView:
 
 def _widen(checkpoint: Checkpoint, view: TensorView) -> TensorView:
     values = np.ascontiguousarray(checkpoint.dequantize(view), dtype=np.float32)
-    return replace(view, dtype=WIDENED, data=values.reshape(-1).view(np.uint8).data)
+    return replace(view, dtype=WIDENED, order=None, data=values.reshape(-1).view(np.uint8).data)
 
 
 def _check_shape(parameter: Parameter, views: Sequence[TensorView]) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from cardan.errors import CheckpointError
-from cardan.quantization import dequantize
+from cardan.quantization import dequantize, tensor_bytes
 from cardan.types import Float32Array, TensorView
 
 
@@ -81,8 +81,9 @@ class NoTensors:
 class OpenedCheckpoint:
     """A checkpoint whose files are mapped; implements ``cardan.platform.Checkpoint``."""
 
-    def __init__(self, description: ModelDescription, store: TensorStore) -> None:
+    def __init__(self, description: ModelDescription, store: TensorStore, notes: tuple[str, ...] = ()) -> None:
         self._description = description
+        self._notes = notes
         self._store = store
         self._info = store.info()
 
@@ -116,6 +117,11 @@ class OpenedCheckpoint:
         """The model's ``generation_config.json``, empty where there is none."""
         return self._description.generation_config
 
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What the plan should say of it: how it is quantized."""
+        return self._notes
+
     def names(self) -> Iterable[str]:
         """Names of all tensors."""
         return self._info.keys()
@@ -125,17 +131,29 @@ class OpenedCheckpoint:
         return self._info
 
     def tensor(self, name: str) -> TensorView:
-        """One tensor in its file's encoding, mapped unless its rows had to be reordered.
+        """One tensor in its file's encoding, mapped unless it had to be put together or its rows reordered.
+
+        Raises:
+            CheckpointError: there is no such tensor, or its scales are not finite.
+        """
+        self._entry(name)
+        return self._store.tensor(name)
+
+    def num_bytes(self, name: str) -> int:
+        """Bytes of a tensor, which is not read for it.
 
         Raises:
             CheckpointError: there is no such tensor.
         """
+        return tensor_bytes(*self._entry(name))
+
+    def _entry(self, name: str) -> tuple[str, tuple[int, ...]]:
         if name not in self._info:
             raise CheckpointError(
                 f"{self.path} has no tensor {name!r} among its {len(self._info)}{_similar(name, self._info)}. "
                 "The weights are incomplete, or they belong to another architecture than the config."
             )
-        return self._store.tensor(name)
+        return self._info[name]
 
     def dequantize(self, view: TensorView) -> Float32Array:
         """Exact float32 values of a tensor in any format that a checkpoint can hold."""

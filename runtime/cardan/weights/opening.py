@@ -18,6 +18,7 @@ from cardan.weights.gguf import GgufStore, architecture_of, gguf_config, read_he
 from cardan.weights.kinds import CONVERT_PICKLE, PICKLE_SUFFIXES, FileKind, check_kind, file_kind
 from cardan.weights.locate import Located, locate_model, locate_tokenizer
 from cardan.weights.mapped_file import MappedFile
+from cardan.weights.quantized import quantization_settings, quantized_store
 from cardan.weights.safetensors import SafetensorsStore
 
 Progress: TypeAlias = Callable[[str, int, int], None]
@@ -108,13 +109,22 @@ def _open_gguf(located: Located, path: Path, tokenizer: TokenizerSource | None) 
 def _open_safetensors(located: Located, files: WeightFiles, tokenizer: TokenizerSource | None) -> OpenedCheckpoint:
     description = _describe_folder(located, files.safetensors[0].parent, tokenizer)
     store: TensorStore = SafetensorsStore(files.safetensors, files.weight_map)
+    try:
+        return _put_together(description, store, files.safetensors[0].parent)
+    except CheckpointError:
+        store.close()
+        raise
+
+
+def _put_together(description: ModelDescription, store: TensorStore, folder: Path) -> OpenedCheckpoint:
+    """The checkpoint over a store, the tensors of quantized linears put together."""
     if has_affine_groups(description.config):
-        try:
-            store = AffineStore(store, description.config)
-        except CheckpointError:
-            store.close()
-            raise
-    return OpenedCheckpoint(description, store)
+        return OpenedCheckpoint(description, AffineStore(store, description.config))
+    settings = quantization_settings(folder, description.config)
+    if settings is None:
+        return OpenedCheckpoint(description, store)
+    quantized = quantized_store(store, settings)
+    return OpenedCheckpoint(description, quantized, quantized.notes)
 
 
 def _describe_folder(located: Located, folder: Path, tokenizer: TokenizerSource | None) -> ModelDescription:

@@ -246,7 +246,8 @@ def activation_bound(x: NumpyArray, codes: ActivationCodes) -> NumpyArray:
 
     The quotient by the step, and the step, may be rounded once each in float32.
     """
-    allowed: NumpyArray = _by_group(np.abs(x), codes.group, np.max) * (0.5 / codes.largest + 2 * ROUNDOFF["float32"])
+    group = codes.group or max(x.shape[1], 1)
+    allowed: NumpyArray = _by_group(np.abs(x), group, np.max) * (0.5 / codes.largest + 2 * ROUNDOFF["float32"])
     return allowed
 
 

@@ -113,6 +113,10 @@ class ArrayCheckpoint:
         values = self._tensors[name]
         return TensorView(name, "F32", values.shape, values.reshape(-1).view(np.uint8).data)
 
+    def num_bytes(self, name: str) -> int:
+        """Bytes of a tensor."""
+        return len(self.tensor(name).data)
+
     def dequantize(self, view: TensorView) -> Float32Array:
         """The values."""
         return np.frombuffer(view.data, np.float32).reshape(view.shape)
