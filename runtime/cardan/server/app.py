@@ -23,6 +23,7 @@ from cardan.server.bodies import shorten
 from cardan.server.metrics import AnswerCounter, ServerMetrics
 from cardan.server.observers import Observers
 from cardan.server.replies import answer_error
+from cardan.server.responses_store import ResponseStore
 from cardan.server.routes import build_routes
 from cardan.server.state import ServerState
 from cardan.server.tracing import RequestSpans
@@ -56,6 +57,7 @@ def create_app(engine: AsyncEngine, config: EngineConfig, observers: Observers |
     app.router.redirect_slashes = False
     app.state.server = ServerState(engine, config, metrics, observers.makers(server, engine))
     app.state.observers = observers
+    app.state.responses = ResponseStore()
     app.state.probe_timeout_s = health.PROBE_TIMEOUT_S
     app.state.metrics_wait_s = health.METRICS_WAIT_S
     return app

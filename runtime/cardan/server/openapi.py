@@ -79,7 +79,7 @@ def _operation(route: ServedRoute, group: str, called: tuple[str, str], body: st
         "operationId": f"{method.lower()}{re.sub('[^A-Za-z0-9]+', '_', shown)}",
         "summary": route.summary.replace("`", ""),
         "tags": [group],
-        "responses": _responses(route, shown),
+        "responses": _responses(route, method, shown),
     }
     places = [("path", name) for name in re.findall(r"{(\w+)", path)] + [("query", name) for name in route.query]
     if places:
@@ -94,8 +94,9 @@ def _operation(route: ServedRoute, group: str, called: tuple[str, str], body: st
     return operation
 
 
-def _responses(route: ServedRoute, shown: str) -> dict[str, Any]:
-    schema = ANSWERS.get(_shown_path(route.paths[0]), {"type": "string"})
+def _responses(route: ServedRoute, method: str, shown: str) -> dict[str, Any]:
+    path = _shown_path(route.paths[0])
+    schema = ANSWERS.get(f"{method} {path}") or ANSWERS.get(path) or {"type": "string"}
     content: dict[str, Any] = {route.media_type: {"schema": schema}}
     if route.stream is not None:
         content[route.stream] = {"schema": {"type": "string"}}

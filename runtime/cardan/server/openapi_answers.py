@@ -1,6 +1,6 @@
-"""JSON schemas of what routes answer, by path. Fields that an API may have beside these are left open.
+"""JSON schemas of what routes answer, by path, or by method and path where they differ.
 
-It knows no endpoint.
+Fields that an API may have beside these are left open. It knows no endpoint.
 """
 
 from __future__ import annotations
@@ -61,6 +61,17 @@ _OLLAMA_END: Mapping[str, Schema] = {
 }
 _OLLAMA_MODEL = record(name=TEXT, model=TEXT, size=WHOLE, digest=TEXT, details=ANY_OBJECT)
 
+_RESPONSE = record(
+    id=TEXT,
+    object=one_of("response"),
+    created_at=WHOLE,
+    status=one_of("queued", "in_progress", "completed", "incomplete", "failed", "cancelled"),
+    model=TEXT,
+    output=listed(record(id=TEXT, type=one_of("message", "reasoning", "function_call"), status=TEXT)),
+    error=maybe(ANY_OBJECT),
+    usage=maybe(record(input_tokens=WHOLE, output_tokens=WHOLE, total_tokens=WHOLE)),
+)
+
 ANSWERS: Mapping[str, Schema] = {
     "/v1/chat/completions": record(
         id=TEXT,
@@ -77,6 +88,13 @@ ANSWERS: Mapping[str, Schema] = {
         model=TEXT,
         choices=listed(record(index=WHOLE, text=TEXT, finish_reason=TEXT, logprobs=maybe(ANY_OBJECT))),
         usage=_USAGE,
+    ),
+    "/v1/responses": _RESPONSE,
+    "GET /v1/responses/{response_id}": _RESPONSE,
+    "DELETE /v1/responses/{response_id}": record(id=TEXT, deleted=YES_NO),
+    "/v1/responses/{response_id}/cancel": _RESPONSE,
+    "/v1/responses/{response_id}/input_items": record(
+        object=one_of("list"), data=listed(record(id=TEXT, type=TEXT)), has_more=YES_NO
     ),
     "/v1/models": record(object=one_of("list"), data=listed(_MODEL)),
     "/v1/models/{model}": _MODEL,
@@ -126,6 +144,14 @@ ANSWERS: Mapping[str, Schema] = {
         context_length=WHOLE,
         max_input_tokens=WHOLE,
         has_chat_template=YES_NO,
+    ),
+    "/page/live": record(
+        model=TEXT,
+        alive=YES_NO,
+        open_requests=WHOLE,
+        stats=maybe(record(num_running=WHOLE, num_queued=WHOLE, totals=ANY_OBJECT)),
+        latencies=ANY_OBJECT,
+        recent=listed(ANY_OBJECT),
     ),
     "/openapi.json": record(openapi=TEXT, info=ANY_OBJECT, paths=ANY_OBJECT),
 }

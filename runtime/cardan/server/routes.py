@@ -12,7 +12,16 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
 
-from cardan.server import admin, anthropic_messages, health, ollama_bodies, ollama_models, ollama_routes, parsing
+from cardan.server import (
+    admin,
+    anthropic_messages,
+    health,
+    ollama_bodies,
+    ollama_models,
+    ollama_routes,
+    parsing,
+    responses,
+)
 from cardan.server.anthropic_bodies import CountBody, MessagesBody
 from cardan.server.native import GenerateBody, generate
 from cardan.server.openai_bodies import ChatBody, CompletionBody
@@ -21,6 +30,7 @@ from cardan.server.openai_completions import completions
 from cardan.server.openapi import build_document, build_page
 from cardan.server.page import routes as page
 from cardan.server.replies import JsonResponse
+from cardan.server.responses_bodies import ResponsesBody
 from cardan.server.served_route import EVENTS, ServedRoute, served_get, served_post
 from cardan.server.state import state_of
 
@@ -38,6 +48,39 @@ OPENAI = (
         body=CompletionBody,
         stream=EVENTS,
         summary="OpenAI's completions; a prompt is text or token ids",
+    ),
+    served_post(
+        "/v1/responses",
+        endpoint=responses.create,
+        body=ResponsesBody,
+        stream=EVENTS,
+        summary="OpenAI's responses, streamed, whole, or in the background",
+    ),
+    ServedRoute(
+        paths=("/v1/responses/{response_id}",),
+        methods=("GET",),
+        endpoint=responses.retrieve,
+        query=responses.GET_QUERY,
+        summary="a stored response",
+    ),
+    ServedRoute(
+        paths=("/v1/responses/{response_id}",),
+        methods=("DELETE",),
+        endpoint=responses.delete,
+        summary="forget a stored response",
+    ),
+    ServedRoute(
+        paths=("/v1/responses/{response_id}/cancel",),
+        methods=("POST",),
+        endpoint=responses.cancel,
+        summary="end a response that runs in the background",
+    ),
+    ServedRoute(
+        paths=("/v1/responses/{response_id}/input_items",),
+        methods=("GET",),
+        endpoint=responses.input_items,
+        query=responses.LIST_QUERY,
+        summary="what a stored response was asked",
     ),
     served_get("/v1/models", endpoint=admin.list_models, summary="the model that is served"),
     served_get("/v1/models/{model:path}", endpoint=admin.get_model, summary="the same by name"),
