@@ -23,7 +23,7 @@ import cardan_native
 from cardan.platform import LinearSpec
 from cardan.quantization import FORMATS, tensor_bytes
 from cardan.types import TensorView
-from cardan_cpu.native_linear import ACTIVATIONS, NativeLinear
+from cardan_cpu.native_linear import ROUNDINGS, NativeLinear
 
 SHAPES = {
     "135M qkv": (960, 576),
@@ -124,7 +124,7 @@ def main() -> None:
     parser.add_argument("--variant", choices=cardan_native.available(), default=cardan_native.chosen())
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--formats", nargs="+", default=["Q4_0", "Q4_1", "Q4_K", "Q6_K", "Q8_0", "BF16", "F32"])
-    parser.add_argument("--activations", nargs="+", choices=ACTIVATIONS, default=list(ACTIVATIONS))
+    parser.add_argument("--activations", nargs="+", choices=ROUNDINGS, default=list(ROUNDINGS))
     parser.add_argument("--shapes", nargs="+", choices=list(SHAPES), default=list(SHAPES))
     parser.add_argument("--rows", nargs="+", type=int, default=[1, 8, 32, 512])
     options = parser.parse_args()

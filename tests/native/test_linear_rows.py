@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -13,7 +15,7 @@ from native_linears import GROUPED, make  # noqa: E402
 from cardan.errors import UnsupportedError  # noqa: E402
 from cardan.platform import LinearSpec  # noqa: E402
 from cardan.testing.conformance.linear_checks import make_view  # noqa: E402
-from cardan_cpu.native_linear import NativeLinear  # noqa: E402
+from cardan_cpu.native_linear import ROUNDINGS, NativeLinear  # noqa: E402
 
 KINDS = tuple(
     (fmt, activations)
@@ -64,12 +66,10 @@ def test_nan_and_infinity_stay_in_their_row(native, fmt: str, activations: str) 
 
 @pytest.mark.parametrize(("fmt", "activations"), KINDS)
 def test_a_row_is_the_same_among_others(native, fmt: str, activations: str) -> None:
-    """Bit for bit, but for weights in groups times one or two rows of float activations."""
     weight = make(native, fmt, (40, COLUMNS), activations=activations)
     x = np.random.default_rng(8).normal(size=(33, COLUMNS))
     together = bits(weight, x)
-    fewest = 3 if fmt in GROUPED and activations == "float" else 1
-    for tokens in (count for count in (1, 2, 3, 4, 5, 9, 16) if count >= fewest):
+    for tokens in (1, 2, 3, 4, 5, 6, 7, 9, 12, 13, 16):
         assert np.array_equal(bits(weight, x[:tokens]), together[:tokens]), f"{tokens} rows"
         assert np.array_equal(bits(weight, x[-tokens:]), together[-tokens:]), f"the last {tokens} rows"
 
@@ -120,6 +120,18 @@ def spec(columns: int = 64, rows: int = 8, quantize: str | None = None) -> Linea
     return LinearSpec(name="w", out_features=rows, in_features=columns, dtype="float32", quantize=quantize)
 
 
+def test_float32_activations_are_not_rounded_unless_asked_for(native) -> None:
+    view = make_view("Q4_1", 8, 64, np.random.default_rng(0))
+    for dtype, rounding in (("float32", "float"), ("bfloat16", "int16"), ("float16", "int16")):
+        asked, linear = replace(spec(), dtype=dtype), NativeLinear(native)
+        assert linear.pack((view,), asked, None).packed.activations == rounding
+        assert (linear.activation_codes("Q4_1", asked) is None) == (rounding == "float")
+        for name in ROUNDINGS:
+            linear = NativeLinear(native, name)
+            assert linear.pack((view,), asked, None).packed.activations == name
+            assert (linear.activation_codes("Q4_1", asked) is None) == (name == "float")
+
+
 def test_claims_say_why_not(native) -> None:
     linear = NativeLinear(native)
     assert linear.claims("Q4_K", spec(256)) is None
@@ -137,7 +149,7 @@ def test_what_cannot_be_packed_is_refused(native) -> None:
         linear.pack((view,), spec(rows=9), None)
     with pytest.raises(UnsupportedError, match=r"w has tensors of Q4_0, Q8_0\. Pack one format at a time\."):
         linear.pack((view, make_view("Q8_0", 8, 64, rng)), spec(rows=16), None)
-    with pytest.raises(UnsupportedError, match=r"activations must be one of int16, int8, float, got 'int4'\."):
+    with pytest.raises(UnsupportedError, match=r"activations must be one of auto, float, int16, int8, got 'int4'\."):
         NativeLinear(native, "int4")
 
 

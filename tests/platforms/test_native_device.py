@@ -102,7 +102,7 @@ def test_attention_is_made_by_its_name_only(device: NativeDevice) -> None:
 
 def test_what_activations_are_rounded_to_is_honoured() -> None:
     (option,) = (option for option in platform.options() if option.name == "activations")
-    assert option.choices == ("int16", "int8", "float")
+    assert option.choices == ("auto", "float", "int16", "int8")
     for activations in option.choices:
         opened = platform.open(INFO, {"threads": 1, "kernels": "native", "activations": activations})
         (linear,) = opened.linear_methods()

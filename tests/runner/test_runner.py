@@ -258,7 +258,7 @@ def test_smollm2_is_that_of_transformers(smollm2_path: Path) -> None:
     ids = np.random.default_rng(3).integers(20, 49_000, 200).tolist()
     with torch.no_grad():
         want = oracle(torch.tensor([ids])).logits[0].numpy()
-    harness = RunnerHarness(smollm2_path, platform, options={"activations": "float"})
+    harness = RunnerHarness(smollm2_path, platform)
     got = np.concatenate([harness.logits((1, ids[a:b])) for a, b in ((0, 67), (67, 68), (68, 131), (131, 200))])
     assert error(got, want) <= TOLERANCE
     harness.share(2, 1, 150)

@@ -92,7 +92,7 @@ class CpuPlatform(Platform):
                 kind=str,
                 default=ACTIVATIONS[0],
                 choices=ACTIVATIONS,
-                help="what the native kernels round activations to where weights are quantized; float does not round",
+                help="what native kernels round activations to over quantized weights; auto does not round float32",
             ),
         )
 

@@ -12,14 +12,18 @@ import numpy as np
 
 from cardan.errors import UnsupportedError
 from cardan.platform import ActivationCodes, LinearMethod, LinearSpec, PackedWeight
-from cardan.quantization import format_spec
+from cardan.quantization import FLOAT8_FORMATS, format_spec
 from cardan.types import Array, TensorView
 
-ACTIVATIONS = ("int16", "int8", "float")
+ROUNDINGS = ("float", "int16", "int8")
 """What activations are rounded to where weights are quantized, each 32 of them by their largest magnitude.
 
-``int16`` is off by 1/65,278 of that at most, ``int8`` by 1/254, ``float`` not at all.
+``float`` does not round, ``int16`` is off by 1/65,278 of that magnitude at most, ``int8`` by 1/254.
 """
+
+ACTIVATIONS = ("auto", *ROUNDINGS)
+"""Choices of a user: ``auto`` takes ``float`` for float32 activations, and ``int16`` for narrower ones, which are
+rounded to fewer bits anyway."""
 
 _LARGEST_CODES = {"int16": 127 * 256 + 127, "int8": 127}
 """Of a group's largest magnitude; int16 is two planes of int8."""
@@ -97,11 +101,17 @@ class NativeLinear(LinearMethod):
             return f"rows of {spec.in_features} are no whole blocks of {block}"
         return None
 
+    def rounding(self, spec: LinearSpec) -> str:
+        """What activations of a linear are rounded to where its weight is quantized, a member of ``ROUNDINGS``."""
+        if self.activations != "auto":
+            return self.activations
+        return "float" if spec.dtype == "float32" else "int16"
+
     def activation_codes(self, fmt: str, spec: LinearSpec) -> ActivationCodes | None:
         """See ``LinearMethod.activation_codes``."""
-        largest = _LARGEST_CODES.get(self.activations)
-        dense = format_spec(fmt).block_elements == 1
-        return None if largest is None or dense else ActivationCodes(largest, _CODE_GROUP)
+        largest = _LARGEST_CODES.get(self.rounding(spec))
+        floats = format_spec(fmt).block_elements == 1 or fmt in FLOAT8_FORMATS
+        return None if largest is None or floats else ActivationCodes(largest, _CODE_GROUP)
 
     def pack(self, views: Sequence[TensorView], spec: LinearSpec, bias: Array | None) -> PackedWeight:
         """Rearrange the rows of ``views`` into panels; their bytes are read where they lie.
@@ -126,5 +136,6 @@ class NativeLinear(LinearMethod):
                 f"{spec.name} needs {spec.out_features} rows, but its tensors have {sum(rows)}. "
                 "Check the model's config."
             )
-        packed = self._native.pack_linear(formats[0], parts, rows, spec.in_features, spec.dtype, bias, self.activations)
+        rounding = self.rounding(spec)
+        packed = self._native.pack_linear(formats[0], parts, rows, spec.in_features, spec.dtype, bias, rounding)
         return NativeWeight(self._native, packed)

@@ -16,8 +16,7 @@ void keep_recorded(const Weight& weight) {
 int64_t scratch_bytes(const PackedLinear& weight, const Rows& x) {
   if (weight.activations != Activations::kFloat) return int8_rows_bytes(weight, x.rows);
   if (takes_bf16_pairs(weight, x.dtype)) return bf16_rows_bytes(x);
-  const int64_t sums = weight.has_minimums ? x.rows * (weight.columns / weight.unit()) * 4 : 0;
-  return float_rows_bytes(x) + sums;
+  return float_bytes(weight, x);
 }
 
 void run(const LinearCall& call, Pool& pool) {

@@ -17,8 +17,8 @@ using Weight = std::shared_ptr<const PackedLinear>;
 // them for int8, 32,639 for int16 (two planes of int8). An element moves by at most half a step, a result by at most
 // the sum of |weight| times that. A row that holds NaN or infinity then becomes NaN everywhere; no other row changes.
 //
-// Results do not depend on the number of threads, nor on what other rows hold. With rounded activations they do not
-// depend on the number of rows either; for the others see the files of the kernels.
+// Results do not depend on the number of threads, nor on what other rows hold or how many there are; but bfloat16
+// times bfloat16 on processors with tiles does depend on their number.
 Tensor linear(const char* op, const Tensor& x, const Weight& weight, const Tensor* residual, DType out);
 
 // Rows `ids` of the weight, rounded to the type of its activations: [ids, columns].

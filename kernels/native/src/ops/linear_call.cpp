@@ -5,25 +5,13 @@
 namespace cardan_native {
 namespace {
 
-constexpr int64_t kSerialElements = 1 << 15;  // fewer are converted sooner than threads wake
-constexpr int64_t kRowsTogether = 16;         // rows of scratch are a multiple: tiles are read whole
-constexpr float kSmallest = 1e-30f;           // groups below are taken for zeros: their inverse would overflow
+constexpr int64_t kRowsTogether = 16;  // rows of scratch are a multiple: tiles are read whole
+constexpr float kSmallest = 1e-30f;    // groups below are taken for zeros: their inverse would overflow
 
 int64_t padded_rows(int64_t rows) { return (rows + kRowsTogether - 1) / kRowsTogether * kRowsTogether; }
 
 // Rows of power-of-two widths would all fall into the same sets of a cache.
 int64_t float_stride(int64_t width) { return (width + 15) / 16 * 16 + 16; }
-
-template <class Body>
-void for_each_row(int64_t rows, int64_t width, Pool& pool, const Body& body) {
-  if (rows * width <= kSerialElements) {
-    for (int64_t row = 0; row < rows; ++row) body(row);
-    return;
-  }
-  pool.parallel(rows, pool.even_grain(rows), [&](int64_t first, int64_t last) {
-    for (int64_t row = first; row < last; ++row) body(row);
-  });
-}
 
 template <class T>
 void widen_row(const T* from, int64_t width, float* to) {

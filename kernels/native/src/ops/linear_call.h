@@ -45,6 +45,7 @@ inline constexpr int64_t kRowBlock = 128;
 int64_t float_rows_bytes(const Rows& x);
 int64_t int8_rows_bytes(const PackedLinear& weight, int64_t rows);
 int64_t bf16_rows_bytes(const Rows& x);
+int64_t float_bytes(const PackedLinear& weight, const Rows& x);
 
 // The rows of x as float32: x itself where it is that, else widened into scratch.
 FloatRows widen_rows_of(const LinearCall& call, Pool& pool);
@@ -52,6 +53,20 @@ Int8Rows quantize_rows_of(const LinearCall& call, Pool& pool);
 
 // Writes `rows` rows of one panel, [rows][16], from row `first` on: adds bias and residual, rounds once.
 void finish(const LinearCall& call, int64_t panel, int64_t first, int64_t rows, const float* sums);
+
+inline constexpr int64_t kSerialElements = 1 << 15;  // fewer are converted sooner than threads wake
+
+// body(row) for all rows of x.
+template <class Body>
+void for_each_row(int64_t rows, int64_t width, Pool& pool, const Body& body) {
+  if (rows * width <= kSerialElements) {
+    for (int64_t row = 0; row < rows; ++row) body(row);
+    return;
+  }
+  pool.parallel(rows, pool.even_grain(rows), [&](int64_t first, int64_t last) {
+    for (int64_t row = first; row < last; ++row) body(row);
+  });
+}
 
 // body(panel, first_row, last_row) for all panels and blocks of rows.
 template <class Body>

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "ops/linear_float.h"
+#include "ops/linear_lines.h"
 
 namespace cardan_native {
 namespace {
@@ -60,38 +60,17 @@ void super_scales(const PackedLinear& packed, const uint8_t* scales, int64_t fir
 }
 
 template <Codes kCodes>
-void expand_group(const uint8_t* group, const PackedLinear& packed, const float* scales, const float* minimums,
-                  float* out) {
-  const int64_t steps = packed.unit() / 4;
-  const vi offset = splat_int(packed.offset);
-  for (int v = 0; v < kPanelVectors; ++v) {
-    for (int step = 0; step < 8; ++step) {
-      const int64_t row = step / steps * kPanel + v * kLanes;
-      const vf scale = load(scales + row), minimum = packed.has_minimums ? load(minimums + row) : splat(0.0f);
-#pragma GCC unroll 4
-      for (int byte = 0; byte < 4; ++byte) {
-        const vi code = code_of<kCodes>(group, step, byte, v) - offset;
-        vf weight = __builtin_convertvector(code, vf) * scale;
-        if (packed.has_minimums) weight = weight + minimum;
-        store(out + (4 * step + byte) * kPanel + v * kLanes, weight);
-      }
+void widen_groups(const uint8_t* group, int64_t count, int offset, float* out) {
+  for (int64_t i = 0; i < count; ++i, group += group_bytes(kCodes))
+#pragma GCC unroll 8
+    for (int step = 0; step < 8; ++step, out += 4 * kPanel) {
+      const Line line = load_line<kCodes>(group, step);
+      for (int v = 0; v < kPanelVectors; ++v)
+        for (int byte = 0; byte < 4; ++byte) {
+          const vi code = (vi)((vu)line.part[v] >> 8 * byte & 255u) - splat_int(offset);
+          store(out + byte * kPanel + v * kLanes, __builtin_convertvector(code, vf));
+        }
     }
-  }
-}
-
-template <Codes kCodes>
-void expand_groups(const PackedLinear& packed, int64_t panel, int64_t first, int64_t count, float* out) {
-  alignas(64) float scales[kMostUnits * kPanel], minimums[kMostUnits * kPanel];
-  const int64_t units = kGroup / packed.unit(), most = kMostUnits / units;
-  const uint8_t* codes = packed.panel_codes(panel);
-  for (int64_t start = first; start < first + count; start += most) {
-    const int64_t now = std::min(most, first + count - start);
-    expand_scales(packed, panel, start * units, now * units, scales, minimums);
-    for (int64_t i = 0; i < now; ++i, out += kGroup * kPanel) {
-      const float *scale = scales + i * units * kPanel, *minimum = minimums + i * units * kPanel;
-      expand_group<kCodes>(codes + (start + i) * group_bytes(kCodes), packed, scale, minimum, out);
-    }
-  }
 }
 
 template <class T>
@@ -119,6 +98,20 @@ void expand_bytes(Codes kind, const uint8_t* from, int64_t count, float* out) {
       halves[lane].bits = static_cast<uint16_t>(kind == Codes::kE4M3 ? small | (code & 0x80u) << 8 : code << 8);
     }
     for (int v = 0; v < kPanelVectors; ++v) store(out + v * kLanes, load(halves + v * kLanes) * factor);
+  }
+}
+
+// As expand_bytes, times the scales: `first` and `count` are multiples of 128, or end with the row.
+void expand_scaled_bytes(const PackedLinear& packed, int64_t panel, int64_t first, int64_t count, float* out) {
+  alignas(64) float scales[kMostUnits * kPanel];
+  const uint8_t* codes = packed.panel_codes(panel);
+  for (int64_t done = 0; done < count; done += kMostUnits * kGroup) {
+    const int64_t now = std::min(kMostUnits * kGroup, count - done);
+    expand_scales(packed, panel, (first + done) / kGroup, now / kGroup, scales, nullptr);
+    expand_bytes(packed.codes, codes + (first + done) * kPanel, now, out);
+    for (int64_t row = 0; row < now; ++row, out += kPanel)
+      for (int v = 0; v < kPanelVectors; ++v)
+        store(out + v * kLanes, load(out + v * kLanes) * load(scales + row / kGroup * kPanel + v * kLanes));
   }
 }
 
@@ -187,7 +180,21 @@ void expand_codes(const PackedLinear& packed, int64_t panel, int64_t first, int6
   }
 }
 
-void expand_weights(const PackedLinear& packed, int64_t panel, int64_t first, int64_t count, float* weights) {
+void expand_float_codes(const PackedLinear& packed, int64_t panel, int64_t first, int64_t count, float* codes) {
+  const uint8_t* groups = packed.panel_codes(panel) + first * group_bytes(packed.codes);
+  switch (packed.codes) {
+    case Codes::kNibble:
+      return widen_groups<Codes::kNibble>(groups, count, packed.offset, codes);
+    case Codes::kFive:
+      return widen_groups<Codes::kFive>(groups, count, packed.offset, codes);
+    case Codes::kSix:
+      return widen_groups<Codes::kSix>(groups, count, packed.offset, codes);
+    default:
+      return widen_groups<Codes::kByte>(groups, count, packed.offset, codes);
+  }
+}
+
+void expand_dense(const PackedLinear& packed, int64_t panel, int64_t first, int64_t count, float* weights) {
   const uint8_t* dense = packed.panel_codes(panel) + first * group_bytes(packed.codes);
   switch (packed.codes) {
     case Codes::kF32:
@@ -196,26 +203,19 @@ void expand_weights(const PackedLinear& packed, int64_t panel, int64_t first, in
       return expand_floats(reinterpret_cast<const f16*>(dense), count, weights);
     case Codes::kBF16:
       return expand_pairs(reinterpret_cast<const bf16*>(dense), count, weights);
-    case Codes::kE4M3:
-    case Codes::kE5M2:
+    default:
+      if (packed.scales != Scales::kNone) return expand_scaled_bytes(packed, panel, first, count, weights);
       return expand_bytes(packed.codes, dense, count, weights);
-    case Codes::kNibble:
-      return expand_groups<Codes::kNibble>(packed, panel, first / kGroup, count / kGroup, weights);
-    case Codes::kFive:
-      return expand_groups<Codes::kFive>(packed, panel, first / kGroup, count / kGroup, weights);
-    case Codes::kSix:
-      return expand_groups<Codes::kSix>(packed, panel, first / kGroup, count / kGroup, weights);
-    case Codes::kByte:
-      return expand_groups<Codes::kByte>(packed, panel, first / kGroup, count / kGroup, weights);
   }
 }
 
 void expand_row(const PackedLinear& packed, int64_t row, float* weights) {
   if (packed.grouped()) return expand_grouped_row(packed, row, weights);
-  alignas(64) float piece[kGroup * kPanel];
-  for (int64_t first = 0; first < packed.columns; first += kGroup) {
-    const int64_t count = std::min(kGroup, packed.columns - first);
-    expand_weights(packed, row / kPanel, first, count, piece);
+  constexpr int64_t kPiece = 128;  // as scales want it
+  alignas(64) float piece[kPiece * kPanel];
+  for (int64_t first = 0; first < packed.columns; first += kPiece) {
+    const int64_t count = std::min(kPiece, packed.columns - first);
+    expand_dense(packed, row / kPanel, first, count, piece);
     for (int64_t i = 0; i < count; ++i) weights[first + i] = piece[i * kPanel + row % kPanel];
   }
 }

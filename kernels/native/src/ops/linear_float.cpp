@@ -1,8 +1,5 @@
-// Products of float activations with weights widened to float32.
-//
-// Dense weights are summed in the order of the inner elements whatever the number of rows: a row's result does not
-// depend on how many others there are. Weights in groups are too, from three rows on; for one and two, codes are
-// multiplied first and scales afterwards, so that results change in their last bits between two rows and three.
+// Products of float activations with dense weights widened to float32, summed in the order of the inner elements
+// whatever the number of rows.
 
 #include <algorithm>
 #include <type_traits>
@@ -16,9 +13,8 @@ namespace {
 
 // Rows whose products share a row of weights in registers, so that there are about twelve sums.
 constexpr int kTileRows = kLanes == 16 ? 12 : kLanes == 8 ? 6 : 2;
-constexpr int64_t kChunk = 256;     // inner elements widened at a time: 16 KiB, half a first-level cache
-constexpr int64_t kFewDense = 4;    // up to so many rows, dense weights are widened in registers
-constexpr int64_t kFewGrouped = 2;  // and codes
+constexpr int64_t kChunk = 256;   // inner elements widened at a time: 16 KiB, half a first-level cache
+constexpr int64_t kFewDense = 4;  // up to so many rows, dense weights are widened in registers
 
 template <int kRows>
 void multiply(const float* weights, int64_t count, const float* x, int64_t stride, float* acc) {
@@ -55,7 +51,7 @@ void multiply_block(const LinearCall& call, const FloatRows& x, int64_t panel, i
   std::fill(acc, acc + rows * kPanel, 0.0f);
   for (int64_t column = 0; column < call.weight->columns; column += kChunk) {
     const int64_t count = std::min(kChunk, call.weight->columns - column);
-    expand_weights(*call.weight, panel, column, count, weights);
+    expand_dense(*call.weight, panel, column, count, weights);
     multiply_rows(weights, count, {x.data + first * x.stride + column, x.stride}, rows, acc);
   }
   finish(call, panel, first, rows, acc);
@@ -143,11 +139,6 @@ void few_dense_rows(const LinearCall& call, const FloatRows& x, Pool& pool) {
 
 bool few_rows(const LinearCall& call, const FloatRows& x, Pool& pool) {
   const Codes codes = call.weight->codes;
-  if (call.weight->grouped()) {
-    if (call.x.rows > kFewGrouped) return false;
-    linear_float_grouped(call, x, pool);
-    return true;
-  }
   if (call.x.rows > kFewDense || codes == Codes::kE4M3 || codes == Codes::kE5M2) return false;
   if (codes == Codes::kF32)
     few_dense_rows<float>(call, x, pool);
@@ -160,7 +151,14 @@ bool few_rows(const LinearCall& call, const FloatRows& x, Pool& pool) {
 
 }  // namespace
 
+int64_t float_bytes(const PackedLinear& weight, const Rows& x) {
+  if (!weight.grouped()) return float_rows_bytes(x);
+  return x.rows <= kFewGrouped ? few_grouped_bytes(weight, x) : many_grouped_bytes(weight, x);
+}
+
 void linear_float(const LinearCall& call, Pool& pool) {
+  if (call.weight->grouped())
+    return call.x.rows <= kFewGrouped ? linear_few_grouped(call, pool) : linear_many_grouped(call, pool);
   const FloatRows x = widen_rows_of(call, pool);
   if (few_rows(call, x, pool)) return;
   for_each_block(call, pool,

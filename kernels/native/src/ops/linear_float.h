@@ -1,4 +1,4 @@
-// One or two rows of float activations times codes that are widened in registers.
+// Float activations times codes in groups.
 #pragma once
 
 #include "ops/linear_call.h"
@@ -6,24 +6,28 @@
 
 namespace cardan_native {
 
-// The code of inner element 4 * step + byte of a group, for kLanes output rows from v * kLanes on.
-template <Codes kCodes>
-inline vi code_of(const uint8_t* group, int step, int byte, int v) {
-  const auto words = [&](int line) {
-    vu out;
-    std::memcpy(&out, group + line * kLine + v * kLanes * 4, sizeof out);
-    return out;
-  };
-  if constexpr (kCodes == Codes::kByte) {
-    return (vi)(words(step) >> (8 * byte) & 255u);
-  } else {
-    vu code = words(step % 4) >> (8 * byte + step / 4 * 4) & 15u;
-    if constexpr (kCodes == Codes::kFive) code |= (words(4) >> (8 * byte + step) & 1u) << 4;
-    if constexpr (kCodes == Codes::kSix) code |= (words(4 + step / 4) >> (8 * byte + step % 4 * 2) & 3u) << 4;
-    return (vi)code;
-  }
+// Up to how many rows share codes that are widened in registers. With more, codes are widened into the first-level
+// cache, and that many rows share them at a time.
+inline constexpr int kFewGrouped = kLanes == 16 ? 12 : kLanes == 8 ? 6 : 2;
+
+// Sums of the activations of each unit, what minimums are multiplied by; rows are `stride` apart.
+struct UnitSums {
+  const float* data;
+  int64_t stride;
+};
+
+// In one order whatever the number of rows.
+template <class T>
+inline float unit_sum(const T* from, int64_t unit) {
+  vf sum = load(from);
+  for (int64_t at = kLanes; at < unit; at += kLanes) sum = sum + load(from + at);
+  return sum_lanes(sum);
 }
 
-void linear_float_grouped(const LinearCall& call, const FloatRows& x, Pool& pool);
+// Bytes of scratch, and the product, for up to kFewGrouped rows and for more.
+int64_t few_grouped_bytes(const PackedLinear& weight, const Rows& x);
+int64_t many_grouped_bytes(const PackedLinear& weight, const Rows& x);
+void linear_few_grouped(const LinearCall& call, Pool& pool);
+void linear_many_grouped(const LinearCall& call, Pool& pool);
 
 }  // namespace cardan_native
