@@ -13,6 +13,7 @@ import pytest
 from cardan.cache import EVICTION_POLICIES
 from cardan.engine.extensions import apply_plugins
 from cardan.errors import ConfigError, PluginError
+from cardan.grammar import GRAMMAR_BACKENDS, choose_backend
 from cardan.models import MODEL_FAMILIES, build_model
 from cardan.parsers import (
     REASONING_FORMATS,
@@ -61,6 +62,7 @@ def restored_registries() -> Any:
         MODEL_FAMILIES,
         SCHEDULE_POLICIES,
         EVICTION_POLICIES,
+        GRAMMAR_BACKENDS,
         TOOL_FORMATS,
         REASONING_FORMATS,
     ]
@@ -95,7 +97,11 @@ def test_every_hook_reaches_its_registry() -> None:
     def add_thoughts(register: Any) -> None:
         register("acme-thoughts", thoughts)
 
+    def add_grammars(register: Any) -> None:
+        register("acme-grammar", GRAMMAR_BACKENDS["llguidance"])
+
     functions = {
+        "register_grammar_backends": add_grammars,
         "register_models": add_models,
         "register_schedule_policies": add_schedule,
         "register_eviction_policies": add_eviction,
@@ -107,6 +113,7 @@ def test_every_hook_reaches_its_registry() -> None:
     assert build_model({"architectures": ["AcmeForCausalLM"]}, "x", None) is model
     assert SCHEDULE_POLICIES["acme-order"] is policy
     assert EVICTION_POLICIES["acme-rank"] is rank
+    assert choose_backend("acme-grammar") == ("acme-grammar", "--grammar-backend")
     form = AnswerFormat(*choose_parsers("acme-calls", "acme-thoughts", ()))
     assert (form.tools, form.reasoning) == (calls, thoughts)
     answer = read_answer(form.parser(Wanted(tools=ParserContext())), "<a>x</a>y")
@@ -119,6 +126,7 @@ def test_every_hook_reaches_its_registry() -> None:
     [
         ("register_models", "LlamaForCausalLM", ConfigError, "LlamaForCausalLM, which is registered already"),
         ("register_schedule_policies", "lpm", PluginError, "'lpm' for --schedule-policy, which is registered already"),
+        ("register_grammar_backends", "xgrammar", PluginError, "'xgrammar' for --grammar-backend, which is registered"),
         ("register_eviction_policies", "lru", PluginError, "'lru' for --radix-eviction-policy, which is registered"),
         ("register_tool_call_parsers", "hermes", PluginError, "'hermes' for --tool-call-parser, which is registered"),
         ("register_reasoning_parsers", "qwen3", PluginError, "'qwen3' for --reasoning-parser, which is registered"),

@@ -133,6 +133,25 @@ class SchedulerConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GrammarConfig:
+    """Output that must match a grammar.
+
+    Attributes:
+        grammar_backend: what compiles grammars: ``auto``, ``llguidance``, ``xgrammar``, ``none``, or one that a plugin
+            adds.
+        grammar_compile_timeout_s: longest time that one grammar may take to compile.
+        json_whitespace: white space between the tokens of JSON that a schema constrains: ``any`` or ``none``.
+        disable_jump_forward: sample every token, also where a grammar leaves one way to go on. The tokens stay the
+            same.
+    """
+
+    grammar_backend: str = "auto"
+    grammar_compile_timeout_s: float = 10.0
+    json_whitespace: Literal["any", "none"] = "any"
+    disable_jump_forward: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ServerConfig:
     """The HTTP side.
 
@@ -194,6 +213,7 @@ class EngineConfig:
     platform: PlatformConfig = field(default_factory=PlatformConfig)
     cache: CacheConfig = field(default_factory=CacheConfig)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
+    grammar: GrammarConfig = field(default_factory=GrammarConfig)
     server: ServerConfig = field(default_factory=ServerConfig)
 
     def __post_init__(self) -> None:
@@ -258,6 +278,9 @@ RANGES: Mapping[str, NumberRange] = {
     # Below 0, requests of one priority would take each other's place for ever. Priorities are 32-bit numbers.
     "scheduler.priority_scheduling_preemption_threshold": NumberRange(low=0, high=2**32),
     "scheduler.random_seed": NumberRange(low=0, high=_UINT64),
+    "grammar.grammar_compile_timeout_s": NumberRange(
+        low=0, high=3600, is_open=True, whole=False, words="above 0 and below 3600 (an hour)"
+    ),
     "server.port": NumberRange(low=0, high=65535),
     "server.stream_interval": NumberRange(low=1, high=_INT32),
     "server.max_body_bytes": NumberRange(low=1, high=2**40),

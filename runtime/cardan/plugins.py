@@ -146,6 +146,14 @@ class Hooks:
         """
 
     @_hookspec
+    def register_grammar_backends(self, register: Register) -> None:
+        """Add compilers of grammars.
+
+        ``register(name, kind)``: ``name`` is what ``--grammar-backend`` takes; ``kind`` is a
+        ``cardan.grammar.BackendKind``.
+        """
+
+    @_hookspec
     def register_tool_call_parsers(self, register: Register) -> None:
         """Add formats in which models write calls of tools.
 

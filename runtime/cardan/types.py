@@ -26,9 +26,39 @@ Array: TypeAlias = Any
 # --- sampling -----------------------------------------------------------------------------------
 
 
+class GrammarKind(enum.StrEnum):
+    """How a grammar is written down."""
+
+    JSON_SCHEMA = "json_schema"
+    REGEX = "regex"
+    EBNF = "ebnf"
+    CHOICE = "choice"
+    STRUCTURAL_TAG = "structural_tag"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GrammarSpec:
+    """What an output must match. It crosses processes as it is and is compiled where masks are made.
+
+    Attributes:
+        kind: how ``text`` is to be read.
+        text: the schema as JSON, the pattern, the rules, a JSON list of choices, or a structural tag as JSON.
+        starts_after: token ids after which the grammar begins; before them everything but an end is allowed (a
+            reasoning model's end of thinking). Empty for at once.
+        allow_unenforced: take a JSON schema with keywords that the backend cannot enforce; they are not looked at.
+    """
+
+    kind: GrammarKind
+    text: str
+    starts_after: tuple[int, ...] = ()
+    allow_unenforced: bool = False
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
-    """How one request wants its tokens chosen and where it wants to stop.
+    """How one request wants its tokens chosen, where it wants to stop, and what its output must match (``grammar``).
+
+    A grammar ends an output that is complete, also before ``min_new_tokens`` and with ``ignore_eos``.
 
     Field names are those users of the field know. ``top_k = -1`` means the whole vocabulary;
     ``temperature = 0`` means greedy. Penalties follow the field: ``repetition_penalty`` looks at
@@ -55,6 +85,7 @@ class SamplingParams:
     skip_special_tokens: bool = True
     shown_special_ids: tuple[int, ...] = ()
     n: int = 1
+    grammar: GrammarSpec | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -32,6 +32,7 @@ SHOWN_BY = {
     "top": "end_to_end/field-logprobs",
     "token_ids": "end_to_end/field-logprobs",
     "prompt_start": "end_to_end/field-logprobs",
+    "grammar": "sampler/grammar-mask",
 }
 """The check that sees a request field take effect on a device that claims it."""
 
@@ -96,7 +97,7 @@ def test_nothing_is_accepted_and_ignored(name: str, subjects: Any) -> None:
     assert len(checks) > 40
     outcomes = [run_check(subject, check) for check in checks]
     assert {outcome.id: outcome.detail for outcome in outcomes if outcome.status is Status.FAILED} == {}
-    seen = {check.id for check in collect(subject, ("end_to_end",))}
+    seen = {check.id for check in collect(subject, ("end_to_end", "sampler"))}
     assert set(SHOWN_BY.values()) <= seen
 
 

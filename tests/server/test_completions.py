@@ -184,7 +184,9 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"logprobs": 21}, "logprobs", "less than or equal to 20"),
     ({"logprobs": True}, "logprobs", "valid integer"),
     ({"top_logprobs": 2}, "top_logprobs", "number of alternatives"),
-    ({"guided_json": {}}, "guided_json", "grammar"),
+    ({"guided_json": 5}, "guided_json", "must be an object"),
+    ({"guided_choice": []}, "guided_choice", "at least one text"),
+    ({"guided_choice": ["a"], "regex": "b"}, "guided_choice", "at most one of them"),
     ({"echo": 1}, "echo", "valid boolean"),
     ({"modell": "x"}, "modell", "Did you mean 'model'"),
 ]

@@ -14,7 +14,15 @@ from typing import Annotated, Any
 
 from cyclopts import Group, Parameter
 
-from cardan.config import CacheConfig, EngineConfig, ModelConfig, PlatformConfig, SchedulerConfig, ServerConfig
+from cardan.config import (
+    CacheConfig,
+    EngineConfig,
+    GrammarConfig,
+    ModelConfig,
+    PlatformConfig,
+    SchedulerConfig,
+    ServerConfig,
+)
 from cardan.types import SamplingParams
 
 GROUPS: Mapping[str, type[Any]] = {
@@ -22,11 +30,12 @@ GROUPS: Mapping[str, type[Any]] = {
     "platform": PlatformConfig,
     "cache": CacheConfig,
     "scheduler": SchedulerConfig,
+    "grammar": GrammarConfig,
     "server": ServerConfig,
 }
 """The groups of ``EngineConfig`` and their classes."""
 
-ENGINE_GROUPS = ("model", "platform", "cache", "scheduler")
+ENGINE_GROUPS = ("model", "platform", "cache", "scheduler", "grammar")
 """Groups that every command which starts an engine takes; HTTP's own group is ``serve``'s alone."""
 
 _TITLES = {
@@ -34,6 +43,7 @@ _TITLES = {
     "platform": "Platform",
     "cache": "Cache",
     "scheduler": "Scheduler",
+    "grammar": "Grammar",
     "server": "Server",
     "sampling": "Sampling",
 }

@@ -113,6 +113,7 @@ class EngineInfo:
         started_s: how long the start took, in seconds, by part.
         sampling_defaults: fields of ``SamplingParams`` and the model's values for requests that do not state them.
             Whoever builds ``SamplingParams`` from a request applies them; the engine takes those as they are.
+        grammar_backend: what compiles grammars, or ``none``.
     """
 
     model_name: str
@@ -125,6 +126,7 @@ class EngineInfo:
     version: str
     started_s: Mapping[str, float] = field(default_factory=dict)
     sampling_defaults: Mapping[str, float] = field(default_factory=dict)
+    grammar_backend: str = "none"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,9 +11,11 @@ from collections import Counter
 from collections.abc import Callable
 
 from cardan.engine.api import EngineStats
+from cardan.engine.grammars import make_grammars
 from cardan.engine.loops import LoopState, overlapped_turn, plain_turn
 from cardan.engine.messages import Generate
 from cardan.engine.preparation import Prepared
+from cardan.errors import CardanError
 from cardan.scheduler import DecodeLogged, OutputBatch, Request, Scheduler
 from cardan.text.stops import build_stop_checker
 from cardan.text.tokenizer import Tokenizer
@@ -34,7 +36,8 @@ class EngineCore:
         self._tokenizer = tokenizer
         self._clock = clock
         self.scheduler = Scheduler(prepared.settings)
-        self._loop = LoopState(self.scheduler, prepared.runner, clock=clock)
+        self._grammars = make_grammars(prepared.plan, prepared.settings, tokenizer)
+        self._loop = LoopState(self.scheduler, prepared.runner, grammar=self._grammars, clock=clock)
         overlap = prepared.plan.settings["overlap"]
         self._turn = overlapped_turn if overlap.value else plain_turn
         self._news: list[OutputBatch] = []
@@ -53,7 +56,7 @@ class EngineCore:
         """Queue a choice.
 
         Raises:
-            RequestError: the prompt is too long.
+            RequestError: the prompt is too long, or the grammar is wrong.
             QueueFullError: too many requests wait.
         """
         eos_ids = self._tokenizer.eos_ids
@@ -69,12 +72,51 @@ class EngineCore:
             arrival_s=message.arrival_s,
             truncated_from=message.truncated_from,
             eos_ids=eos_ids,
+            needs_grammar=message.sampling.grammar is not None,
         )
-        self.scheduler.add(request)
+        if request.needs_grammar:
+            self._add_with_grammar(request)
+        else:
+            self.scheduler.add(request)
+
+    def _add_with_grammar(self, request: Request) -> None:
+        assert self._grammars is not None, "requests with a grammar are refused where there is no backend"
+        grammar = self._grammars.ask(request)
+        try:
+            self.scheduler.add(request)
+        except CardanError:
+            self._grammars.forget(request.rid)
+            raise
+        if grammar is not None:
+            self.scheduler.grammar_ready(request.rid, grammar)
 
     def abort(self, wire_id: str | None) -> None:
         """Abort one choice, or all for None; unknown ids are ignored. Their last news come with the next turn."""
-        self.scheduler.abort(wire_id)
+        for ended in self.scheduler.abort(wire_id):
+            if self._grammars is not None:
+                self._grammars.forget(ended)
+
+    @property
+    def awaits_grammars(self) -> bool:
+        """Whether requests wait for their grammars."""
+        return self._grammars is not None and self._grammars.num_waiting > 0
+
+    def take_grammars(self) -> list[tuple[str, CardanError]]:
+        """Let requests run whose grammars have been compiled.
+
+        Returns:
+            Those whose grammars were refused, and why; their end is among the news as well.
+        """
+        if self._grammars is None:
+            return []
+        refused: list[tuple[str, CardanError]] = []
+        for rid, result in self._grammars.take_ready():
+            if isinstance(result, CardanError):
+                self.scheduler.grammar_failed(rid, str(result))
+                refused.append((rid, result))
+            else:
+                self.scheduler.grammar_ready(rid, result)
+        return refused
 
     def turn(self) -> bool:
         """Run one turn of the loop and log what happened. Returns whether anything was launched or read."""
@@ -100,6 +142,7 @@ class EngineCore:
         """Gauges and totals as of now."""
         stats = self.scheduler.stats()
         replays = {"graph_replays": self._loop.num_replays} if self._graph else {}
+        grammars = {} if self._grammars is None else self._grammars.totals()
         return EngineStats(
             num_running=stats.num_running,
             num_queued=stats.num_queued,
@@ -107,7 +150,7 @@ class EngineCore:
             used_tokens=stats.used_tokens,
             cached_tokens=stats.cached_tokens,
             max_total_tokens=stats.max_total_tokens,
-            totals={**stats.totals, **self._totals, **replays},
+            totals={**stats.totals, **self._totals, **replays, **grammars},
             gen_throughput=stats.gen_throughput,
         )
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from cardan.cache import EVICTION_POLICIES
 from cardan.errors import PluginError
+from cardan.grammar import GRAMMAR_BACKENDS
 from cardan.models import register_model
 from cardan.parsers import REASONING_FORMATS, TOOL_FORMATS
 from cardan.plugins import EntryPointLike, Register, load_plugins
@@ -41,6 +42,7 @@ def apply_plugins(entry_points: Iterable[EntryPointLike] | None = None) -> None:
     hooks = load_plugins(entry_points).hook
     hooks.register_models(register=register_model)
     hooks.register_schedule_policies(register=_adder(SCHEDULE_POLICIES, "--schedule-policy"))
+    hooks.register_grammar_backends(register=_adder(GRAMMAR_BACKENDS, "--grammar-backend"))
     hooks.register_eviction_policies(register=_adder(EVICTION_POLICIES, "--radix-eviction-policy"))
     hooks.register_tool_call_parsers(register=_adder(TOOL_FORMATS, "--tool-call-parser"))
     hooks.register_reasoning_parsers(register=_adder(REASONING_FORMATS, "--reasoning-parser"))

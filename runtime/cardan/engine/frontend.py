@@ -135,7 +135,12 @@ class Frontend:
             child.configure(self._config)
         ready: SchedulerReady = await self._ready["scheduler"]
         await self._ready["detokenizer"]
-        self._limits = RequestLimits(vocab_size=ready.vocab_size, platform=ready.platform, lacking=ready.lacking)
+        self._limits = RequestLimits(
+            vocab_size=ready.vocab_size,
+            platform=ready.platform,
+            lacking=ready.lacking,
+            grammar_backend=ready.grammar_backend,
+        )
         self._info = EngineInfo(
             model_name=self._config.model.served_model_name or ready.model_name,
             model_path=ready.model_path,
@@ -145,6 +150,7 @@ class Frontend:
             max_total_tokens=ready.max_total_tokens,
             plan=ready.plan,
             sampling_defaults=ready.sampling_defaults,
+            grammar_backend=ready.grammar_backend,
             version=__version__,
             started_s={**ready.started_s, "total": time.monotonic() - started_s},
         )

@@ -212,6 +212,7 @@ class SchedulerReady(msgspec.Struct, tag="scheduler_ready", array_like=True, fro
         started_s: seconds by part.
         sampling_defaults: the model's, for what requests do not state.
         lacking: features that requests may ask for and the platform lacks.
+        grammar_backend: what compiles grammars, or ``none``.
     """
 
     model_name: str
@@ -225,6 +226,7 @@ class SchedulerReady(msgspec.Struct, tag="scheduler_ready", array_like=True, fro
     started_s: dict[str, float]
     sampling_defaults: dict[str, float]
     lacking: dict[str, FeatureAnswer]
+    grammar_backend: str = "none"
 
 
 class DetokenizerReady(msgspec.Struct, tag="detokenizer_ready", array_like=True, frozen=True):

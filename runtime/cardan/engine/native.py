@@ -15,9 +15,10 @@ import msgspec
 from cardan.engine.api import GenerateOutput, RequestTimes
 from cardan.engine.validation import check_lengths
 from cardan.errors import RequestError
-from cardan.types import FinishKind, FinishReason, LogprobParams, SamplingParams, TokenLogprobs
+from cardan.grammar.reading import NATIVE_FIELDS, read_fields
+from cardan.types import FinishKind, FinishReason, GrammarSpec, LogprobParams, SamplingParams, TokenLogprobs
 
-_SAMPLING_FIELDS = tuple(field.name for field in dataclasses.fields(SamplingParams))
+_SAMPLING_FIELDS = (*(field.name for field in dataclasses.fields(SamplingParams)), "grammar_strict")
 _ONE_OR_MANY = ("stop", "stop_regex", "stop_token_ids", "shown_special_ids")
 
 
@@ -27,6 +28,9 @@ def sampling_from_dict(values: Mapping[str, Any] | None, defaults: Mapping[str, 
     ``stop``, ``stop_regex``, ``stop_token_ids`` and ``shown_special_ids`` may be one value or a list; keys of ``logit_bias`` may be
     strings, as in JSON. Ranges are checked at admission, not here.
 
+    ``json_schema``, ``regex``, ``ebnf``, ``structural_tag`` and ``choice`` stand for ``grammar``; a schema of which
+    the backend does not enforce every keyword is refused unless ``grammar_strict`` is false.
+
     Raises:
         RequestError: a key is unknown, or a value has the wrong type or too many entries.
     """
@@ -34,11 +38,18 @@ def sampling_from_dict(values: Mapping[str, Any] | None, defaults: Mapping[str, 
     if not isinstance(values, Mapping):
         raise RequestError(f"sampling_params must be an object, got {type(values).__name__}.", param="sampling_params")
     given: dict[str, Any] = dict(defaults or {})
+    grammars: dict[str, Any] = {}
     for key, value in values.items():
-        if key not in _SAMPLING_FIELDS:
+        if key in NATIVE_FIELDS:
+            grammars[key] = value
+        elif key not in _SAMPLING_FIELDS:
             raise _unknown_key(str(key))
-        if value is not None:
+        elif value is not None:
             given[key] = value
+    strict = given.pop("grammar_strict", True)
+    if not isinstance(strict, bool):
+        raise RequestError(f"grammar_strict must be true or false, got {strict!r}.", param="grammar_strict")
+    _add_grammar(given, read_fields(grammars, strict=strict))
     check_lengths(given)
     for key in _ONE_OR_MANY:
         if key in given and isinstance(given[key], (str, int)):
@@ -46,6 +57,14 @@ def sampling_from_dict(values: Mapping[str, Any] | None, defaults: Mapping[str, 
     if isinstance(given.get("logit_bias"), Mapping):
         given["logit_bias"] = _biases(given["logit_bias"])
     return _convert(given)
+
+
+def _add_grammar(given: dict[str, Any], spec: GrammarSpec | None) -> None:
+    if spec is None:
+        return
+    if given.get("grammar") is not None:
+        raise RequestError("grammar and another field both constrain the output. Drop one.", param="grammar")
+    given["grammar"] = spec
 
 
 def _convert(given: dict[str, Any]) -> SamplingParams:

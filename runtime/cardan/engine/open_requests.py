@@ -245,8 +245,9 @@ class OpenRequests:
 
     def reject(self, wire_id: str, error: CardanError) -> None:
         """End a request with an error."""
-        opened = self._by_wire_id.get(wire_id)
+        opened = self._by_wire_id.pop(wire_id, None)
         if opened is not None:
+            opened.choices.pop(wire_id, None)  # news of its end may follow, and mean nothing any more
             opened.pending.fail(error)
 
     def fail_all(self, error: CardanError) -> None:

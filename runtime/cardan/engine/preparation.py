@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from cardan.config import EngineConfig
 from cardan.engine.extensions import apply_installed_plugins
 from cardan.engine.model_files import open_model, open_weightless
+from cardan.engine.grammars import with_grammars
 from cardan.engine.sampling_defaults import with_sampling_defaults
 from cardan.errors import UnsupportedModelError
 from cardan.models import DecoderModel, build_model
@@ -130,6 +131,7 @@ def open_and_resolve(config: EngineConfig, progress: Progress = _silent, platfor
     plan = with_sampling_defaults(
         plan, config.model.sampling_defaults, checkpoint.generation_config, facts.capabilities
     )
+    plan = with_grammars(plan, config.grammar, facts.capabilities)
     return Opened(checkpoint=checkpoint, model=model, platform=platform, plan=plan)
 
 
@@ -264,6 +266,8 @@ def scheduler_settings(plan: Plan, num_groups: int) -> SchedulerSettings:
         disable_radix_cache=not plan.value("radix_cache"),
         radix_eviction_policy=str(plan.value("radix_eviction_policy")),
         random_seed=int(plan.value("random_seed")),
+        mixed_batch=bool(plan.value("mixed_batch")),
+        jump_forward=bool(plan.value("jump_forward")),
     )
 
 

@@ -49,6 +49,8 @@ from cardan.text.tokenizer import Tokenizer
 _LAST_WORDS_MS = 1000
 _STALLED_POLL_MS = 5
 """How long to sleep when requests wait but no step can run."""
+_GRAMMAR_POLL_MS = 2
+"""How long to sleep at most while requests wait for their grammars only."""
 _IDLE_POLL_MS = 1000
 """How long to sleep at most when there is nothing to run."""
 
@@ -120,6 +122,7 @@ def _ready(prepared: Prepared) -> SchedulerReady:
         started_s=prepared.started_s,
         sampling_defaults=plan.value("sampling_defaults") or {},
         lacking=lacking_features(platform.capabilities(plan.device)),
+        grammar_backend=str(plan.value("grammar_backend")),
     )
 
 
@@ -140,6 +143,8 @@ class SchedulerServer:
                 if isinstance(message, Shutdown):
                     return
                 self._take(message)
+            for wire_id, error in self._core.take_grammars():
+                self._frontend.send(encode(Rejected(wire_id, ErrorReport.of(error))))
             if self._core.has_work:
                 self._stalled = not self._core.turn()
             self._send_news()
@@ -149,6 +154,8 @@ class SchedulerServer:
         timeout_ms = _IDLE_POLL_MS
         if self._core.has_work:
             timeout_ms = _STALLED_POLL_MS if self._stalled else 0
+        elif self._core.awaits_grammars:
+            timeout_ms = _GRAMMAR_POLL_MS
         while self._inbox.poll(timeout_ms):
             timeout_ms = 0
             yield SCHEDULER_DECODER.decode(self._inbox.recv())

@@ -12,6 +12,7 @@ from typing import Any, cast
 from cardan.engine.api import GenerateRequest
 from cardan.engine.messages import FeatureAnswer
 from cardan.errors import RequestError
+from cardan.grammar import NO_BACKEND, check_grammar
 from cardan.platform import Capabilities, Feature
 from cardan.text.stop_scanner import MAX_STOP_CHARS, MAX_STOPS, validate_stop_regex
 from cardan.types import LogprobParams, SamplingParams
@@ -35,6 +36,7 @@ REQUEST_FEATURES = (
     Feature.LOGIT_BIAS,
     Feature.LOGPROBS,
     Feature.PROMPT_LOGPROBS,
+    Feature.GRAMMAR_MASK,
 )
 """Capabilities that depend on what a request asks for."""
 
@@ -51,11 +53,13 @@ class RequestLimits:
         vocab_size: ids are below it.
         platform: its name, for messages.
         lacking: features of ``REQUEST_FEATURES`` that the platform lacks.
+        grammar_backend: what compiles grammars, or ``none``.
     """
 
     vocab_size: int
     platform: str
     lacking: Mapping[str, FeatureAnswer] = field(default_factory=dict)
+    grammar_backend: str = NO_BACKEND
 
 
 def lacking_features(capabilities: Capabilities) -> dict[str, FeatureAnswer]:
@@ -127,6 +131,10 @@ def check_request(request: GenerateRequest, limits: RequestLimits) -> None:
     check_sampling(request.sampling, limits.vocab_size)
     _check_logprobs(request.logprobs, limits.vocab_size)
     _check_features(request, limits)
+    grammar = request.sampling.grammar
+    if grammar is not None:
+        check_grammar(grammar, limits.grammar_backend)
+        _check_ids("starts_after", grammar.starts_after, limits.vocab_size)
 
 
 def check_prompt(request: GenerateRequest, prompt_ids: tuple[int, ...], limits: RequestLimits) -> None:
@@ -288,6 +296,8 @@ def _asked_features(request: GenerateRequest) -> dict[Feature, str]:
         asked[Feature.LOGIT_BIAS] = "logit_bias"
     if params.min_new_tokens:
         asked.setdefault(Feature.LOGIT_BIAS, "min_new_tokens")
+    if params.grammar is not None:
+        asked[Feature.GRAMMAR_MASK] = str(params.grammar.kind)
     if request.logprobs.output:
         asked[Feature.LOGPROBS] = "return_logprob"
     if request.logprobs.prompt_start is not None:

@@ -7,7 +7,7 @@ from cardan.scheduler.core import Scheduler
 from cardan.scheduler.events import DecodeLogged, FallbackLogged, LogEvent, PrefillLogged, RetractionLogged
 from cardan.scheduler.ordering import SCHEDULE_POLICIES, OrderingContext, SchedulePolicy
 from cardan.scheduler.outputs import OutputBatch, RequestOutput, SchedulerStats
-from cardan.scheduler.request import Request, RequestState, StopChecker
+from cardan.scheduler.request import Grammar, Request, RequestState, StopChecker
 from cardan.scheduler.settings import SchedulerSettings
 from cardan.scheduler.state import Scheduled
 
@@ -15,6 +15,7 @@ __all__ = [
     "SCHEDULE_POLICIES",
     "DecodeLogged",
     "FallbackLogged",
+    "Grammar",
     "LogEvent",
     "OrderingContext",
     "OutputBatch",

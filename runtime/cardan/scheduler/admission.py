@@ -33,13 +33,13 @@ class AdmissionBudget:
     each candidate taken so far. Locking a prefix makes less of the cache evictable, so it is asked anew each time.
     """
 
-    def __init__(self, state: State, riding_rows: int, riding_pages: int) -> None:
-        """Open the budgets of a pass in which ``riding_rows`` rows decode as well and need ``riding_pages``."""
+    def __init__(self, state: State, riding_tokens: int, riding_pages: int) -> None:
+        """Open the budgets of a pass that also computes ``riding_tokens`` of rows that decode, in ``riding_pages``."""
         settings = state.settings
         self._memory = state.memory
         self._page = settings.page_size
         chunk = settings.chunked_prefill_size
-        self.chunk_left = UNLIMITED if chunk == -1 else max(chunk - riding_rows, self._page)
+        self.chunk_left = UNLIMITED if chunk == -1 else max(chunk - riding_tokens, self._page)
         self.input_left = settings.max_prefill_tokens
         self.riding_tokens = riding_pages * self._page
         self.reserved = _output_reserve(state) + self.riding_tokens

@@ -24,8 +24,10 @@ class BatchAssembler:
         self._ramp: Int32Array = np.arange(state.settings.num_rows + 1, dtype=np.int32)
 
     def decode(self, rows: RowIndex) -> Scheduled:
-        """One token of each row; there is room for them."""
+        """The newest token of each row, and what was forced before it; there is room for them."""
         state = self._state
+        if state.memory.arrays.forced:
+            return self.prefill([], rows)
         memory, arrays, count = state.memory, state.memory.arrays, int(rows.shape[0])
         input_ids = np.where(arrays.pending[rows] > 0, np.int32(-1), arrays.last_token[rows])
         row_ids = state.running.row_ids if rows is state.running.rows else rows.astype(np.int32)
@@ -49,20 +51,19 @@ class BatchAssembler:
         return Scheduled(batch=batch, requests=requests, rids=rids, rows=rows)
 
     def prefill(self, extends: list[Extend], riding: RowIndex) -> Scheduled:
-        """Stretches of prompts, then one token of each riding row."""
+        """Stretches of prompts, then the tokens of each riding row."""
         state = self._state
         memory, arrays = state.memory, state.memory.arrays
         parts = _Parts.of(extends, memory)
-        ids, positions, slots = parts.input_ids, parts.positions, parts.slots
         rows = np.asarray([extend.row for extend in extends], dtype=np.intp)
         counts = np.asarray([extend.count for extend in extends], dtype=np.int32)
+        jumped: tuple[Request, ...] = ()
         if riding.shape[0]:
-            ids = np.concatenate((ids, np.where(arrays.pending[riding] > 0, -1, arrays.last_token[riding])))
-            ride_positions, ride_slots = memory.extend_decode(riding, riding.astype(np.int32))
-            positions = np.concatenate((positions, ride_positions))
-            slots = np.concatenate((slots, ride_slots))
+            ride_counts = arrays.tokens_to_compute(riding)
+            jumped = self._owners(riding[ride_counts > 1])
+            parts = parts.followed_by(self._ride(riding, ride_counts))
             rows = np.concatenate((rows, riding))
-            counts = np.concatenate((counts, np.ones(riding.shape[0], dtype=np.int32)))
+            counts = np.concatenate((counts, ride_counts))
         starts = np.concatenate((np.zeros(1, dtype=np.int32), np.cumsum(counts, dtype=np.int32)))
         samples = np.asarray([extend.samples for extend in extends] + [True] * riding.shape[0], dtype=bool)
         sampled = rows[samples]
@@ -71,17 +72,17 @@ class BatchAssembler:
         sampling = None
         row_ids = rows.astype(np.int32)
         if requests:
-            new = tuple(extend.request for extend in extends if extend.samples)
+            new = (*(extend.request for extend in extends if extend.samples), *jumped)
             sampling = self._sampling.build(sampled, row_ids[samples], requests, seq_lens[samples], new)
         logprobs, logprob_counts = _prompt_logprobs(extends)
         batch = Batch(
-            mode=ForwardMode.MIXED if riding.shape[0] else ForwardMode.EXTEND,
-            input_ids=ids.astype(np.int32, copy=False),
-            positions=positions,
+            mode=ForwardMode.MIXED if riding.shape[0] and state.settings.mixed_batch else ForwardMode.EXTEND,
+            input_ids=parts.input_ids,
+            positions=parts.positions,
             query_starts=starts,
             seq_lens=seq_lens,
             row_ids=row_ids,
-            out_slots=memory.by_group(slots),
+            out_slots=memory.by_group(parts.slots),
             table_deltas=memory.begin_step(),
             logits_at=starts[1:][samples] - np.int32(1),
             sampling=sampling,
@@ -97,13 +98,32 @@ class BatchAssembler:
             prompt_logprob_counts=logprob_counts,
         )
 
+    def _ride(self, rows: RowIndex, counts: Int32Array) -> _Parts:
+        """Tokens of rows that decode: the newest of each, and those forced before it."""
+        memory, arrays = self._state.memory, self._state.memory.arrays
+        newest = np.where(arrays.pending[rows] > 0, np.int32(-1), arrays.last_token[rows])
+        if (counts == 1).all():
+            return _Parts(newest, *memory.extend_decode(rows, rows.astype(np.int32)))
+        ids = np.repeat(newest, counts)
+        ends = np.cumsum(counts)
+        for index in np.flatnonzero(counts > 1).tolist():
+            (request,) = self._owners(rows[index : index + 1])
+            ids[ends[index] - counts[index] : ends[index]] = request.output_ids[-int(counts[index]) :]
+        return _Parts(ids, *memory.extend_rows(rows, counts))
+
+    def _owners(self, rows: RowIndex) -> tuple[Request, ...]:
+        owners = self._state.memory.arrays.requests
+        return tuple(owner for row in rows.tolist() if (owner := owners[row]) is not None)
+
     def _names(self, rows: RowIndex) -> tuple[list[Request], list[str]]:
         running = self._state.running
         if rows is running.rows:
             return running.requests, running.rids
-        owners = self._state.memory.arrays.requests
-        requests = [owner for row in rows.tolist() if (owner := owners[row]) is not None]
+        requests = list(self._owners(rows))
         return requests, [request.rid for request in requests]
+
+
+NO_TOKENS: Int32Array = np.empty(0, dtype=np.int32)
 
 
 class _Parts:
@@ -119,11 +139,21 @@ class _Parts:
     @classmethod
     def of(cls, extends: list[Extend], memory: RowMemory) -> _Parts:
         """Read the stretches off the requests and the table."""
+        if not extends:
+            return cls(NO_TOKENS, NO_TOKENS, NO_TOKENS)
         spans = [(extend, extend.start + extend.count) for extend in extends]
         return cls(
             np.concatenate([extend.request.sequence()[extend.start : stop] for extend, stop in spans]),
             np.concatenate([np.arange(extend.start, stop, dtype=np.int32) for extend, stop in spans]),
             np.concatenate([memory.table.slots[extend.row, extend.start : stop] for extend, stop in spans]),
+        )
+
+    def followed_by(self, other: _Parts) -> _Parts:
+        """These tokens, then those of ``other``."""
+        return _Parts(
+            np.concatenate((self.input_ids, other.input_ids)),
+            np.concatenate((self.positions, other.positions)),
+            np.concatenate((self.slots, other.slots)),
         )
 
 

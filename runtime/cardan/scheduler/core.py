@@ -17,7 +17,7 @@ from cardan.scheduler.memory import RowMemory
 from cardan.scheduler.outputs import OutputBatch, SchedulerStats
 from cardan.scheduler.pace import Pace
 from cardan.scheduler.prefill import PrefillPlanner, decodable_rows, riding_rows
-from cardan.scheduler.request import Request, RequestState
+from cardan.scheduler.request import Grammar, Request, RequestState
 from cardan.scheduler.reserve import NewTokenRatio
 from cardan.scheduler.results import Committer
 from cardan.scheduler.settings import SchedulerSettings
@@ -91,10 +91,16 @@ class Scheduler:
             state.waiting.append(request)
             state.head_blocked &= not self._may_overtake
 
-    def grammar_ready(self, rid: str) -> None:
-        """A request's grammar was compiled; it joins the queue. An unknown rid is ignored: it was aborted."""
+    def grammar_ready(self, rid: str, grammar: Grammar | None = None) -> None:
+        """A request's grammar was compiled; it joins the queue. An unknown rid is ignored: it was aborted.
+
+        Args:
+            rid: the request.
+            grammar: its state, for this request alone; None where nobody holds the output to it.
+        """
         request = self._state.waiting.grammar_waiting.get(rid)
         if request is not None:
+            request.grammar = grammar
             self._state.waiting.remove(request)
             self._state.waiting.append(request)
             self._state.head_blocked &= not self._may_overtake

@@ -27,6 +27,7 @@ class DecodePlanner:
             rows = decodable_rows(state)
             if rows.shape[0] == 0:
                 return NO_ROWS
+            rows = self._of_one_kind(rows)
             pages = state.memory.pages_to_decode(rows)
             if state.memory.make_room(pages):
                 return rows
@@ -34,6 +35,15 @@ class DecodePlanner:
                 state.fall_back("pool full: the step in flight was read before the next was planned")
                 return NO_ROWS
             self._free_some()
+
+    def _of_one_kind(self, rows: RowIndex) -> RowIndex:
+        """Where passes must not be mixed, rows that were forced ahead first, alone."""
+        state = self._state
+        forced = state.memory.arrays.forced
+        if not forced or state.settings.mixed_batch:
+            return rows
+        ahead = rows[[row in forced for row in rows.tolist()]]
+        return ahead if ahead.shape[0] else rows
 
     def _must_read_first(self, pages: int) -> bool:
         """Whether the step in flight gives back what is missing, or is all that could."""

@@ -102,7 +102,10 @@ class RowMemory:
         return slots
 
     def pages_to_decode(self, rows: RowIndex) -> int:
-        """New pages that one more token for each of ``rows`` needs."""
+        """New pages that the next step of ``rows`` needs."""
+        if self.arrays.forced:
+            lengths = self.arrays.seq_len[rows]
+            return int((self._pages(lengths + self.arrays.tokens_to_compute(rows)) - self._pages(lengths)).sum())
         if self.page_size == 1:
             return int(rows.shape[0])
         return int(np.count_nonzero(self.arrays.seq_len[rows] % self.page_size == 0))
@@ -125,6 +128,28 @@ class RowMemory:
         self.arrays.seq_len[rows] = positions + 1
         self._writes.append(_Write(row_ids, positions, slots))
         return positions, slots
+
+    def extend_rows(self, rows: RowIndex, counts: Int32Array) -> tuple[Int32Array, Int32Array]:
+        """Take slots for several more tokens of each row, wherever in a page it ends; there is room.
+
+        Returns:
+            Positions and slots of the tokens, int32 ``[sum of counts]`` each, row by row.
+        """
+        positions, slots = [], []
+        for row, count in zip(rows.tolist(), counts.tolist(), strict=True):
+            start = int(self.arrays.seq_len[row])
+            in_page = min(-start % self.page_size, count)
+            run = np.arange(in_page, dtype=np.int32)
+            if in_page:
+                run += self.table.slots[row, start - 1] + np.int32(1)
+            if count > in_page:
+                run = np.concatenate((run, self.slots.allocate_run(count - in_page)))
+            self._write(row, start, run)
+            self.arrays.seq_len[row] = start + count
+            self.arrays.forced.pop(row, None)
+            positions.append(np.arange(start, start + count, dtype=np.int32))
+            slots.append(run)
+        return np.concatenate(positions), np.concatenate(slots)
 
     def share(self, row: int) -> None:
         """Offer a row's whole pages to the cache and lock them; duplicates become free once the step was read.
@@ -221,6 +246,9 @@ class RowMemory:
         assert (counts[1:] == 1).all(), f"pages lost or held twice: {np.flatnonzero(counts[1:] != 1) + 1}"
 
     # --- inside ---
+
+    def _pages(self, lengths: Int32Array) -> Int32Array:
+        return -(-lengths // self.page_size)
 
     def _offer(self, request: Request, row: int, length: int) -> tuple[int, NodeHandle, Int32Array]:
         """Insert the first ``length`` tokens; returns tokens kept, their end, and slots that were there before."""

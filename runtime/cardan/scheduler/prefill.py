@@ -40,7 +40,8 @@ class PrefillPlanner:
         idle = not state.in_flight and len(state.running) == 0
         if state.half_done is None and (len(state.waiting) == 0 or (state.head_blocked and not idle)):
             return []
-        budget = AdmissionBudget(state, int(riding.shape[0]), state.memory.pages_to_decode(riding))
+        tokens = int(state.memory.arrays.tokens_to_compute(riding).sum())
+        budget = AdmissionBudget(state, tokens, state.memory.pages_to_decode(riding))
         shared = SharedPrefixes(state.settings.page_size)
         extends: list[Extend] = []
         if state.half_done is not None:
@@ -202,7 +203,8 @@ def riding_rows(state: State) -> RowIndex:
 
 
 def decodable_rows(state: State) -> RowIndex:
-    """Running rows but for those that end by length with a step in flight."""
+    """Running rows but for those that end by length with a step in flight, or wait for it to be read."""
     rows, arrays = state.running.rows, state.memory.arrays
     left = arrays.generated[rows] + arrays.pending[rows] < arrays.max_new[rows]
+    left &= ~arrays.held[rows]
     return rows if left.all() else rows[left]

@@ -18,14 +18,33 @@ from cardan.types import FinishReason, Int32Array, LogprobParams, SamplingParams
 
 
 class StopChecker(Protocol):
-    """Decides whether a request ends, for the stops that need text or a grammar."""
+    """Decides whether a request ends, for the stops that need text."""
 
     def check(self, output_ids: list[int], new_count: int) -> FinishReason | None:
         """Look at the output after ``new_count`` more tokens; None lets it go on.
 
-        The scheduler calls it only for requests with stop strings, stop regexes or a grammar; token ids, EOS and
-        length it checks itself, after this.
+        The scheduler calls it only for requests with stop strings or stop regexes; token ids, EOS, length and the
+        grammar it checks itself, after this.
         """
+
+
+class Grammar(Protocol):
+    """What one request's output must match. It is told every output token once, in order."""
+
+    @property
+    def forced(self) -> Sequence[int]:
+        """Tokens that come next, whatever the model says; masks allow nothing else."""
+
+    @property
+    def complete(self) -> bool:
+        """Whether the output matches and nothing can follow."""
+
+    @property
+    def error(self) -> str | None:
+        """Why it can go no further, or None."""
+
+    def accept(self, token: int) -> bool:
+        """Take the next token. Returns False, with ``error`` set, when the grammar does not allow it."""
 
 
 class RequestState(enum.Enum):
@@ -48,7 +67,7 @@ class Request:
         prompt_ids: the prompt; becomes an int32 array.
         params: how tokens are chosen.
         logprobs: which logprobs are wanted.
-        stop: needed with stop strings, stop regexes or a grammar.
+        stop: needed with stop strings or stop regexes.
         priority: higher runs first, with priority scheduling.
         cache_salt: prefixes are shared only with requests of the same salt.
         routing_key: for the ``routing-key`` policy.
@@ -73,6 +92,7 @@ class Request:
         first_run_s: time of its first prefill pass.
         prompt_logprobs: logprobs of prompt tokens so far, from ``logprobs.prompt_start`` on.
         finish_reason: why it ended.
+        grammar: what its output must match, once that is compiled.
     """
 
     rid: str
@@ -104,6 +124,7 @@ class Request:
     first_run_s: float | None = field(default=None, init=False)
     prompt_logprobs: list[TokenLogprobs | None] = field(default_factory=list, init=False)
     finish_reason: FinishReason | None = field(default=None, init=False)
+    grammar: Grammar | None = field(default=None, init=False)
     prompt: Int32Array = field(init=False)
     _sequence: Int32Array = field(init=False)
 
@@ -126,7 +147,12 @@ class Request:
     @property
     def calls_checker(self) -> bool:
         """Whether its stops need more than token ids and a length."""
-        return self.stop is not None and bool(self.params.stop or self.params.stop_regex or self.needs_grammar)
+        return self.stop is not None and bool(self.params.stop or self.params.stop_regex)
+
+    @property
+    def may_jump(self) -> bool:
+        """Whether tokens that its grammar forces may go without being sampled: no one wants their logprobs."""
+        return self.grammar is not None and not self.logprobs.output
 
     @property
     def has_penalty(self) -> bool:

@@ -28,11 +28,16 @@ class _Reading:
         return self.result.logprobs[index] if self.result.logprobs else None
 
 
+LEAST_JUMP = 3
+"""Forced tokens for which a row leaves out a step: fewer are sampled just as soon."""
+
+
 class Committer:
     """Commits steps in the order they were planned."""
 
     def __init__(self, state: State) -> None:
         self._state = state
+        self._vocab_size = state.settings.vocab_size
 
     def commit(self, scheduled: Scheduled, result: StepResult) -> OutputBatch:
         """Take a step's tokens in. Rows that ended meanwhile drop theirs; retracted requests keep theirs."""
@@ -109,7 +114,7 @@ class Committer:
             self._state.totals["dropped_tokens"] += 1
             return
         if bad:
-            self._finish(reading, request, _failure(reading.result, index, token, self._state.settings.vocab_size))
+            self._finish(reading, request, _failure(request, reading.result, index, token, self._vocab_size))
             return
         if not alive:
             request.output_ids.append(token)
@@ -119,9 +124,53 @@ class Committer:
         if len(request.output_ids) == 1:
             prompt_logprobs = tuple(request.prompt_logprobs)
         logprobs = (reading.logprobs_of(index),) if request.logprobs.output else ()
-        if (reason := finish_reason(request, token)) is not None:
+        tokens = [token]
+        reason = self._judge(request, token)
+        if reason is None and request.may_jump and self._state.settings.jump_forward:
+            forced, reason = self._jump(request)
+            tokens += forced
+        if reason is not None:
             self._state.finish(request, reason)
-        reading.outputs.detailed.append(output_of(request, (token,), logprobs, prompt_logprobs))
+        reading.outputs.detailed.append(output_of(request, tuple(tokens), logprobs, prompt_logprobs))
+
+    @staticmethod
+    def _judge(request: Request, token: int) -> FinishReason | None:
+        """Whether a request ends with its newest token, by its grammar as well."""
+        grammar = request.grammar
+        if grammar is not None and not grammar.accept(token):
+            return FinishReason(FinishKind.ERROR, message=_broken_grammar(request, token))
+        reason = finish_reason(request, token)
+        if reason is None and grammar is not None and grammar.complete:
+            return FinishReason(FinishKind.STOP)
+        return reason
+
+    def _jump(self, request: Request) -> tuple[list[int], FinishReason | None]:
+        """Add the tokens that the grammar forces, unless a step in flight samples the first of them.
+
+        Returns:
+            Tokens added, and why the request ends, or None.
+        """
+        state, row, grammar = self._state, request.row, request.grammar
+        assert grammar is not None
+        arrays = state.memory.arrays
+        if row and arrays.pending[row]:
+            arrays.held[row] = len(grammar.forced) >= LEAST_JUMP
+            return [], None
+        arrays.held[row] = False
+        added: list[int] = []
+        reason: FinishReason | None = None
+        while reason is None and grammar.forced:
+            token = grammar.forced[0]
+            request.output_ids.append(token)
+            added.append(token)
+            reason = self._judge(request, token)
+        state.totals["generated_tokens"] += len(added)
+        state.totals["jumped_tokens"] += len(added)
+        if added and row:
+            arrays.jump(row, added)
+        elif added:
+            state.waiting.note_token(len(added))
+        return added, reason
 
     def _finish(self, reading: _Reading, request: Request, reason: FinishReason) -> None:
         self._state.finish(request, reason, keep=False)
@@ -161,8 +210,15 @@ def finish_reason(request: Request, token: int) -> FinishReason | None:
     return None
 
 
-def _failure(result: StepResult, index: int, token: int, vocab_size: int) -> FinishReason:
-    if result.failed[index]:
+def _broken_grammar(request: Request, token: int) -> str:
+    reason = request.grammar.error if request.grammar is not None else None
+    return f"The grammar does not go on with token {token}, so the request was ended: {reason}"
+
+
+def _failure(request: Request, result: StepResult, index: int, token: int, vocab_size: int) -> FinishReason:
+    if result.failed[index] and request.grammar is not None and request.grammar.error:
+        message = f"The grammar allows no token, so the request was ended: {request.grammar.error}"
+    elif result.failed[index]:
         message = "The model's logits held NaN or allowed no token, so the request was ended."
     else:
         message = f"The device gave token {token}, but the vocabulary has {vocab_size}; the request was ended."

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cardan.scheduler.request import Request
-from cardan.types import BoolArray
+from cardan.types import BoolArray, Int32Array
 
 
 class RowArrays:
@@ -34,6 +34,8 @@ class RowArrays:
         careful: bool, each of its tokens is looked at alone (its stops need a call, or it wants logprobs).
         has_bias: bool, it has a logit bias or a least length.
         has_ids: bool, it wants logprobs of ids it names.
+        held: bool, it waits for its step in flight to be read, since forced tokens follow what that samples.
+        forced: for rows with committed tokens that no step has computed beside the newest one: how many.
     """
 
     def __init__(self, num_rows: int, vocab_size: int) -> None:
@@ -58,6 +60,8 @@ class RowArrays:
         self.has_bias = zeros(bool)
         self.has_ids = zeros(bool)
         self.has_mask = zeros(bool)
+        self.held = zeros(bool)
+        self.forced: dict[int, int] = {}
         self.want_logprobs = zeros(bool)
         self.top_logprobs = zeros(np.int32)
         self.temperature = zeros(np.float32)
@@ -77,6 +81,7 @@ class RowArrays:
         self.seq_len[row] = self.safe_len[row] = self.prefix_len[row] = 0
         self.generated[row] = len(request.output_ids)
         self.pending[row] = 0
+        self.held[row] = False
         self.max_new[row] = request.max_new_tokens
         self.num_prompt[row] = request.num_prompt
         self._assign_stops(row, request)
@@ -85,12 +90,26 @@ class RowArrays:
     def release(self, row: int) -> None:
         """The row's request runs no more."""
         self.alive[row] = False
+        self.forced.pop(row, None)
+
+    def jump(self, row: int, tokens: list[int]) -> None:
+        """Tokens were added behind a row's newest one, without being sampled."""
+        self.generated[row] += len(tokens)
+        self.last_token[row] = tokens[-1]
+        self.forced[row] = self.forced.get(row, 0) + len(tokens)
+
+    def tokens_to_compute(self, rows: npt.NDArray[np.intp]) -> Int32Array:
+        """Tokens of each row that the next step computes: the newest one, and those forced before it, int32."""
+        counts = np.ones(rows.shape[0], dtype=np.int32)
+        if self.forced:
+            counts += np.asarray([self.forced.get(row, 0) for row in rows.tolist()], dtype=np.int32)
+        return counts
 
     def _assign_stops(self, row: int, request: Request) -> None:
         params = request.params
         self.min_new[row] = params.min_new_tokens
         self.full_reserve[row] = params.ignore_eos
-        self.careful[row] = request.calls_checker or request.logprobs.output
+        self.careful[row] = request.calls_checker or request.logprobs.output or request.needs_grammar
         self.maybe_stop[[token for token in request.stop_ids if 0 <= token < self._vocab_size]] = True
 
     def _assign_sampling(self, row: int, request: Request) -> None:

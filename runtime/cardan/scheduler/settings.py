@@ -37,6 +37,8 @@ class SchedulerSettings:
         radix_eviction_policy: which unlocked prefix goes first.
         random_seed: for requests that bring no seed, and for the ``random`` policy.
         decode_log_interval: decode steps between two log lines.
+        mixed_batch: rows of one token and rows of several may run in one pass.
+        jump_forward: tokens that a grammar forces are computed in one pass, without being sampled one by one.
     """
 
     num_slots: int
@@ -59,6 +61,8 @@ class SchedulerSettings:
     radix_eviction_policy: str = "lru"
     random_seed: int = 0
     decode_log_interval: int = 40
+    mixed_batch: bool = True
+    jump_forward: bool = True
 
     def __post_init__(self) -> None:
         check_policies(self.schedule_policy, self.radix_eviction_policy)

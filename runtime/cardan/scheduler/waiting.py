@@ -67,9 +67,9 @@ class WaitingQueue:
             self._retracted.remove(request)
         self.num_tokens -= request.num_prompt + len(request.output_ids)
 
-    def note_token(self) -> None:
-        """A waiting request got a token that was in flight."""
-        self.num_tokens += 1
+    def note_token(self, count: int = 1) -> None:
+        """A waiting request got a token that was in flight, or tokens that follow from it."""
+        self.num_tokens += count
 
     def ordered(self, policy: SchedulePolicy, by_priority: bool, context: OrderingContext) -> Iterable[Request]:
         """Requests in the order they are tried: by priority where asked, retracted first, then by policy.

@@ -23,7 +23,6 @@ from cardan.server.bodies import Body, Refusal, drop_refused, is_one_of, parse_b
 from cardan.server.generation import Job, answer, run_job, run_to_end
 from cardan.server.prompts import MAX_PROMPTS, check_total_choices
 from cardan.server.replies import GenerationError, JsonResponse
-from cardan.server.sampling import GRAMMAR
 from cardan.server.sse import open_stream
 from cardan.server.state import ServerState, state_of
 from cardan.types import FinishKind
@@ -46,10 +45,6 @@ REFUSED: Mapping[str, Refusal] = {
 }
 
 SAMPLING_REFUSED: Mapping[str, Refusal] = {
-    "json_schema": GRAMMAR,
-    "regex": GRAMMAR,
-    "ebnf": GRAMMAR,
-    "structural_tag": GRAMMAR,
     "custom_params": Refusal("custom logit processors are not available."),
     "spaces_between_special_tokens": Refusal(
         "text is joined as the tokenizer defines it; only true is accepted.", is_one_of(True)

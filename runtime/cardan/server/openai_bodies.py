@@ -13,15 +13,11 @@ from pydantic import BeforeValidator, Field
 from cardan.errors import RequestError
 from cardan.server.bodies import Body, Refusal, is_anything, is_one_of, parse_body
 from cardan.server.openai_tools import LEGACY, read_calls
-from cardan.server.sampling import GRAMMAR, MAX_TOP_LOGPROBS, Count, Priority, SamplingBody
+from cardan.server.sampling import MAX_TOP_LOGPROBS, Count, Priority, SamplingBody
 
 _LABEL = Refusal("it only labels a request.", is_anything)
 _AUDIO = Refusal("only text is produced.", is_one_of(["text"], []))
 _REASONING = Refusal("send 'reasoning_effort', or what the model's chat template reads in 'chat_template_kwargs'.")
-
-
-def _is_text_format(value: object) -> bool:
-    return value == {"type": "text"}
 
 
 _SHARED_REFUSED: Mapping[str, Refusal] = {
@@ -33,21 +29,11 @@ _SHARED_REFUSED: Mapping[str, Refusal] = {
     "store": Refusal("answers are not kept.", is_one_of(False)),
     "service_tier": Refusal("there is one tier; send 'auto' or leave it out.", is_one_of("auto", "default")),
     # These would change it.
-    "json_schema": GRAMMAR,
-    "regex": GRAMMAR,
-    "ebnf": GRAMMAR,
-    "structural_tag": GRAMMAR,
-    "guided_json": GRAMMAR,
-    "guided_regex": GRAMMAR,
-    "guided_choice": GRAMMAR,
-    "guided_grammar": GRAMMAR,
-    "structured_outputs": GRAMMAR,
     "lora_path": Refusal("adapters are not available; the base model answers when the field is left out."),
     "custom_logit_processor": Refusal("custom logit processors are not available; logit_bias is."),
     "custom_params": Refusal("custom logit processors are not available."),
     "return_hidden_states": Refusal("hidden states cannot be returned; logprobs can.", is_one_of(False)),
     "session_params": Refusal("sessions are not available; send the whole prompt, its cached prefix is reused."),
-    "response_format": Refusal(GRAMMAR.reason, _is_text_format),
 }
 
 CHAT_REFUSED: Mapping[str, Refusal] = {

@@ -13,15 +13,17 @@ from pydantic import BeforeValidator, Field
 from cardan.engine.api import EngineInfo
 from cardan.engine.validation import MAX_BIASES, MAX_CHOICES, MAX_STOP_IDS
 from cardan.errors import RequestError
-from cardan.server.bodies import Body, Refusal
+from cardan.grammar.reading import GUIDED_FIELDS, read_fields
+from cardan.server.bodies import Body
 from cardan.text.stop_scanner import MAX_STOP_CHARS
-from cardan.types import SamplingParams
+from cardan.types import GrammarSpec, SamplingParams
 
 MAX_TOKENS = 2**31 - 1
 MAX_TOP_LOGPROBS = 20
 MAX_STOPS = 16
 
-GRAMMAR = Refusal("output constrained by a grammar is not available; describe the form in the prompt.")
+GRAMMAR_FIELDS = ("response_format", "structured_outputs", *GUIDED_FIELDS)
+"""Fields of OpenAI's routes that constrain the output."""
 
 
 def as_strings(value: object) -> object:
@@ -106,6 +108,25 @@ class SamplingBody(Body):
     no_stop_trim: bool = False
     skip_special_tokens: bool = True
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] = 1
+    response_format: Any = None
+    structured_outputs: Any = None
+    json_schema: Any = None
+    regex: Any = None
+    ebnf: Any = None
+    structural_tag: Any = None
+    choice: Any = None
+    guided_json: Any = None
+    guided_regex: Any = None
+    guided_choice: Any = None
+    guided_grammar: Any = None
+
+    def grammar(self) -> GrammarSpec | None:
+        """What the output must match, or None.
+
+        Raises:
+            RequestError: a field is malformed, or more than one is given.
+        """
+        return read_fields({name: getattr(self, name) for name in GRAMMAR_FIELDS})
 
     def sampling(self, max_new_tokens: int, min_new_tokens: int, info: EngineInfo) -> SamplingParams:
         """The engine's form of these fields; the model's own defaults stand for those that were not sent.
@@ -141,6 +162,7 @@ class SamplingBody(Body):
             no_stop_trim=self.no_stop_trim,
             skip_special_tokens=self.skip_special_tokens,
             n=self.n,
+            grammar=self.grammar(),
         )
         defaults: dict[str, Any] = {
             name: value for name, value in info.sampling_defaults.items() if name not in self.model_fields_set

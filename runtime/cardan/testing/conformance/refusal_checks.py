@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from cardan.config import CacheConfig, EngineConfig, ModelConfig, PlatformConfig, SchedulerConfig
+from cardan.config import CacheConfig, EngineConfig, GrammarConfig, ModelConfig, PlatformConfig, SchedulerConfig
 from cardan.engine.api import GenerateRequest
 from cardan.engine.messages import FeatureAnswer
 from cardan.engine.validation import REQUEST_FEATURES, RequestLimits, check_request
@@ -20,13 +20,14 @@ from cardan.platform import Feature, SettingSource
 from cardan.testing.conformance.check import Check, CheckError, NotApplicableError, expect
 from cardan.testing.conformance.engine_run import tiny
 from cardan.testing.conformance.subject import Subject
-from cardan.types import DTYPE_BYTES, LogprobParams, SamplingParams
+from cardan.types import DTYPE_BYTES, GrammarKind, GrammarSpec, LogprobParams, SamplingParams
 
 GROUPS: Mapping[str, type[Any]] = {
     "model": ModelConfig,
     "platform": PlatformConfig,
     "cache": CacheConfig,
     "scheduler": SchedulerConfig,
+    "grammar": GrammarConfig,
 }
 
 ADVICE = re.compile(
@@ -100,6 +101,10 @@ BESIDE_THE_PLAN: Mapping[str, str] = {
     "model.revision": "read by the download",
     "model.sampling_defaults": "a setting of the plan that states values of request fields",
     "model.random_weights": "read where the checkpoint is opened",
+    "grammar.grammar_backend": "a setting of the plan that the engine makes",
+    "grammar.grammar_compile_timeout_s": "read by the compiler of grammars",
+    "grammar.json_whitespace": "read by the compiler of grammars",
+    "grammar.disable_jump_forward": "a setting of the plan that the engine makes",
     "platform.platform": "says which platform",
     "platform.options": "tried by the check of the platform's own options",
 }
@@ -109,6 +114,8 @@ NEEDED: Mapping[str, dict[str, Any]] = {
     "scheduler.priority_scheduling_preemption_threshold": {"scheduler.enable_priority_scheduling": True}
 }
 """Flags that make sense with another one only."""
+
+_GRAMMAR = GrammarSpec(kind=GrammarKind.REGEX, text="a|b")
 
 FIELDS: Mapping[str, tuple[Feature, dict[str, Any]]] = {
     "temperature": (Feature.SAMPLING, {"sampling": SamplingParams(temperature=0.7)}),
@@ -125,6 +132,7 @@ FIELDS: Mapping[str, tuple[Feature, dict[str, Any]]] = {
     "top": (Feature.LOGPROBS, {"logprobs": LogprobParams(output=True, top=3)}),
     "token_ids": (Feature.LOGPROBS, {"logprobs": LogprobParams(output=True, token_ids=(1, 2))}),
     "prompt_start": (Feature.PROMPT_LOGPROBS, {"logprobs": LogprobParams(prompt_start=0)}),
+    "grammar": (Feature.GRAMMAR_MASK, {"sampling": SamplingParams(temperature=0.0, grammar=_GRAMMAR)}),
 }
 """Request fields that act on the device: the feature that each needs, and a request that uses it."""
 
@@ -261,7 +269,9 @@ def _run_field(subject: Subject, field: str) -> None:
         for each in REQUEST_FEATURES
         if not subject.capabilities.supports(each)
     }
-    limits = RequestLimits(vocab_size=97, platform=subject.platform.name, lacking=lacking)
+    limits = RequestLimits(
+        vocab_size=97, platform=subject.platform.name, lacking=lacking, grammar_backend="llguidance"
+    )
     request = GenerateRequest(input_ids=(1, 2, 3), **changes)
     if subject.capabilities.supports(feature):
         others = [key for key in lacking if key != str(feature)]

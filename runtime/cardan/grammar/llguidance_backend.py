@@ -1,0 +1,276 @@
+"""Grammars by llguidance: JSON schemas, regular expressions, Lark and GBNF rules, choices and structural tags.
+
+It knows no request; the library is imported when a backend is made.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from cardan.grammar.backend import BackendKind, GrammarOptions, GrammarVocabulary, MaskRow
+from cardan.grammar.keywords import KeywordTable
+from cardan.grammar.limits import read_choices, read_schema, refused_grammar
+from cardan.grammar.tags import read_tags
+from cardan.types import GrammarKind, GrammarSpec
+
+if TYPE_CHECKING:
+    import llguidance
+
+KEYWORDS = KeywordTable(
+    enforced=frozenset(
+        {
+            "$anchor",
+            "$defs",
+            "$ref",
+            "additionalItems",
+            "additionalProperties",
+            "allOf",
+            "anyOf",
+            "const",
+            "definitions",
+            "enum",
+            "exclusiveMaximum",
+            "exclusiveMinimum",
+            "format",
+            "items",
+            "maxItems",
+            "maxLength",
+            "maxProperties",
+            "maximum",
+            "minItems",
+            "minLength",
+            "minProperties",
+            "minimum",
+            "multipleOf",
+            "oneOf",
+            "pattern",
+            "patternProperties",
+            "prefixItems",
+            "properties",
+            "required",
+            "type",
+        }
+    ),
+    formats=frozenset(
+        {
+            "date",
+            "date-time",
+            "duration",
+            "email",
+            "hostname",
+            "ipv4",
+            "ipv6",
+            "time",
+            "uri",
+            "uuid",
+        }
+    ),
+    notes={
+        "$ref": "within the same schema only",
+        "oneOf": "alternatives must exclude each other, or the schema is refused",
+        "pattern": "no look-around and no back-references",
+        "properties": "outputs have them in the order of the schema",
+    },
+    approximate=frozenset({"oneOf"}),
+)
+
+
+class LlguidanceMatcher:
+    """Follows one output."""
+
+    def __init__(self, matcher: llguidance.LLMatcher) -> None:
+        self._matcher = matcher
+
+    @property
+    def complete(self) -> bool:
+        """Whether the output matches and nothing but an end can follow."""
+        return self._matcher.is_stopped() and not self._matcher.is_error()
+
+    @property
+    def error(self) -> str | None:
+        """Which limit was hit, or None."""
+        return first_line(self._matcher.get_error()) if self._matcher.is_error() else None
+
+    def accept(self, token: int) -> bool:
+        """Take the next token. False, with the state as it was, where the grammar does not allow it."""
+        return bool(self._matcher.try_consume_tokens([token]))
+
+    def rollback(self, count: int) -> None:
+        """Forget the last ``count`` tokens."""
+        self._matcher.rollback(count)
+
+    def fill(self, row: MaskRow) -> None:
+        """Write the mask of the next token; bits beyond the vocabulary become 0."""
+        row[:] = 0
+        self._matcher.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
+
+    def forced(self) -> list[int]:
+        """Tokens that spell what must follow, where there is one way to go on."""
+        return self._matcher.compute_ff_tokens()
+
+
+class LlguidanceGrammar:
+    """A compiled grammar: a matcher that is copied for each output."""
+
+    def __init__(self, template: llguidance.LLMatcher) -> None:
+        self._template = template
+
+    def matcher(self) -> LlguidanceMatcher:
+        """A fresh matcher."""
+        return LlguidanceMatcher(self._template.deep_copy())
+
+
+class LlguidanceBackend:
+    """Compiles grammars over one vocabulary."""
+
+    def __init__(self, vocabulary: GrammarVocabulary, options: GrammarOptions) -> None:
+        import llguidance
+
+        self._library = llguidance
+        self._vocabulary = vocabulary
+        self._any_whitespace = options.any_whitespace
+        self._limits = llguidance.LLParserLimits(verbose_errors=False)
+        self._tokenizer = llguidance.LLTokenizer(
+            llguidance.TokenizerWrapper(_Tokens(vocabulary)),
+            n_vocab=vocabulary.size,
+            eos_token=sorted(vocabulary.eos_ids),
+        )
+
+    def compile(self, spec: GrammarSpec) -> LlguidanceGrammar:
+        """Compile a grammar, and try its first mask.
+
+        Raises:
+            RequestError: the grammar is wrong, too complex, or matches nothing.
+        """
+        text = self._translate(spec)
+        matcher = self._library.LLMatcher(self._tokenizer, text, log_level=0, limits=self._limits)
+        if matcher.is_error():
+            raise refused_grammar(spec, _explain(matcher.get_error()))
+        grammar = LlguidanceGrammar(matcher)
+        row = np.zeros(-(-self._vocabulary.size // 32), dtype=np.uint32)
+        tried = grammar.matcher()
+        tried.fill(row)
+        if tried.error is not None:
+            reason = tried.error
+            raise refused_grammar(spec, "no output can match it" if "NoExtension" in reason else reason)
+        return grammar
+
+    def _translate(self, spec: GrammarSpec) -> str:
+        build = self._library.LLMatcher
+        match spec.kind:
+            case GrammarKind.JSON_SCHEMA:
+                options: Any = self._schema_options(spec)
+                schema = read_schema(spec)
+                text = spec.text if isinstance(schema, dict) else "{}"
+                return build.grammar_from_json_schema(text, None, options)
+            case GrammarKind.REGEX:
+                return build.grammar_from_regex(unanchored(spec.text))
+            case GrammarKind.CHOICE:
+                quoted = (json.dumps(choice, ensure_ascii=False) for choice in read_choices(spec))
+                return build.grammar_from_lark("start: " + " | ".join(quoted))
+            case GrammarKind.EBNF:
+                return build.grammar_from_lark(self._rules(spec))
+            case GrammarKind.STRUCTURAL_TAG:
+                return build.grammar_from_lark(self._tags(spec))
+
+    def _schema_options(self, spec: GrammarSpec) -> dict[str, Any]:
+        return {
+            "whitespace_flexible": self._any_whitespace,
+            "lenient": spec.allow_unenforced,
+            "coerce_one_of": spec.allow_unenforced,
+        }
+
+    def _rules(self, spec: GrammarSpec) -> str:
+        """Lark rules; GBNF, which writes ``::=``, is translated."""
+        if "::=" not in spec.text:
+            return spec.text
+        from llguidance.gbnf_to_lark import any_to_lark
+
+        try:
+            return any_to_lark(spec.text)
+        except RecursionError:
+            raise refused_grammar(spec, "the rules are nested too deeply") from None
+        except Exception as error:
+            raise refused_grammar(spec, f"the GBNF rules cannot be read: {error}") from error
+
+    def _tags(self, spec: GrammarSpec) -> str:
+        """Lark rules of a structural tag: lazy words end free text where a trigger does."""
+        options = self._schema_options(spec)
+        tags = read_tags(spec)
+        lines = [
+            "start: (" + " | ".join(f"tag_{index}" for index in range(len(tags))) + ")* TEXT",
+            r"TEXT: /(.|\n)*/",
+        ]
+        for index, tag in enumerate(tags):
+            rest = _literal(tag.begin[len(tag.trigger) :])
+            asked = tag.schema if isinstance(tag.schema, dict) else {}
+            schema = json.dumps({**asked, "x-guidance": options})
+            body = f"{rest} %json {schema} {_literal(tag.end)}"
+            if self._is_special(tag.trigger):
+                lines.append(f"tag_{index}: TEXT {tag.trigger} {body}")
+            else:
+                lines.append(f"open_{index}[lazy]: TEXT {_literal(tag.trigger)}")
+                lines.append(f"tag_{index}: open_{index} {body}")
+        return "\n".join(lines) + "\n"
+
+    def _is_special(self, text: str) -> bool:
+        """Whether a text is one special token, which is no text to the grammar; these are written ``<name>``."""
+        ids = self._vocabulary.encode(text)
+        return len(ids) == 1 and ids[0] in self._vocabulary.special_ids and text[:1] == "<" and text[-1:] == ">"
+
+
+class _Tokens:
+    """The vocabulary in the form that the library reads."""
+
+    def __init__(self, vocabulary: GrammarVocabulary) -> None:
+        self.eos_token_id = min(vocabulary.eos_ids, default=0)
+        self.bos_token_id = vocabulary.bos_id
+        self.tokens = list(vocabulary.tokens)
+        self.special_token_ids = sorted(vocabulary.special_ids)
+        self._encode = vocabulary.encode
+
+    def __call__(self, text: str) -> list[int]:
+        if not isinstance(text, str):  # the library tries whether bytes are taken
+            raise TypeError("text is expected")
+        return self._encode(text)
+
+
+def unanchored(pattern: str) -> str:
+    """A pattern without ``^`` and ``$`` around it: the whole output must match anyway."""
+    pattern = pattern.removeprefix("^")
+    escapes = len(pattern) - 1 - len(pattern[:-1].rstrip("\\"))
+    return pattern[:-1] if pattern.endswith("$") and escapes % 2 == 0 else pattern
+
+
+def _literal(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False) if text else ""
+
+
+def first_line(text: str) -> str:
+    """What an error says before it repeats the grammar or its state."""
+    return text.split("\n<", 1)[0].strip()
+
+
+def _explain(error: str) -> str:
+    head = first_line(error)
+    return head.split("\n   1 |", 1)[0]
+
+
+def make(vocabulary: GrammarVocabulary, options: GrammarOptions) -> LlguidanceBackend:
+    """Make the backend; imports the library."""
+    return LlguidanceBackend(vocabulary, options)
+
+
+KIND = BackendKind(
+    make=make,
+    keywords=KEYWORDS,
+    module="llguidance",
+    install="pip install llguidance",
+    dialects={
+        GrammarKind.REGEX: "Rust's regex syntax; the whole output matches; no look-around, no back-references",
+        GrammarKind.EBNF: "Lark (llguidance's variant, from the rule `start`), or GBNF where `::=` is written",
+    },
+)
