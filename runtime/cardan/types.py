@@ -14,6 +14,9 @@ from typing import Any, TypeAlias, overload
 import numpy as np
 import numpy.typing as npt
 
+from cardan.grammar_spec import GrammarKind as GrammarKind
+from cardan.grammar_spec import GrammarSpec as GrammarSpec
+
 Int32Array: TypeAlias = npt.NDArray[np.int32]
 UInt64Array: TypeAlias = npt.NDArray[np.uint64]
 Float32Array: TypeAlias = npt.NDArray[np.float32]
@@ -24,34 +27,6 @@ Array: TypeAlias = Any
 
 
 # --- sampling -----------------------------------------------------------------------------------
-
-
-class GrammarKind(enum.StrEnum):
-    """How a grammar is written down."""
-
-    JSON_SCHEMA = "json_schema"
-    REGEX = "regex"
-    EBNF = "ebnf"
-    CHOICE = "choice"
-    STRUCTURAL_TAG = "structural_tag"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GrammarSpec:
-    """What an output must match. It crosses processes as it is and is compiled where masks are made.
-
-    Attributes:
-        kind: how ``text`` is to be read.
-        text: the schema as JSON, the pattern, the rules, a JSON list of choices, or a structural tag as JSON.
-        starts_after: token ids after which the grammar begins; before them everything but an end is allowed (a
-            reasoning model's end of thinking). Empty for at once.
-        allow_unenforced: take a JSON schema with keywords that the backend cannot enforce; they are not looked at.
-    """
-
-    kind: GrammarKind
-    text: str
-    starts_after: tuple[int, ...] = ()
-    allow_unenforced: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
