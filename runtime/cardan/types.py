@@ -14,8 +14,7 @@ from typing import Any, TypeAlias, overload
 import numpy as np
 import numpy.typing as npt
 
-from cardan.grammar_spec import GrammarKind as GrammarKind
-from cardan.grammar_spec import GrammarSpec as GrammarSpec
+from cardan.grammar_spec import GrammarSpec
 
 Int32Array: TypeAlias = npt.NDArray[np.int32]
 UInt64Array: TypeAlias = npt.NDArray[np.uint64]

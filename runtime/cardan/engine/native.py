@@ -16,7 +16,8 @@ from cardan.engine.api import GenerateOutput, RequestTimes
 from cardan.engine.validation import check_lengths
 from cardan.errors import RequestError
 from cardan.grammar.reading import NATIVE_FIELDS, read_fields
-from cardan.types import FinishKind, FinishReason, GrammarSpec, LogprobParams, SamplingParams, TokenLogprobs
+from cardan.grammar_spec import GrammarSpec
+from cardan.types import FinishKind, FinishReason, LogprobParams, SamplingParams, TokenLogprobs
 
 _SAMPLING_FIELDS = (*(field.name for field in dataclasses.fields(SamplingParams)), "grammar_strict")
 _ONE_OR_MANY = ("stop", "stop_regex", "stop_token_ids", "shown_special_ids")

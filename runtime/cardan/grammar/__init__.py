@@ -24,7 +24,7 @@ from cardan.grammar.limits import check_spec, read_schema, refused_grammar
 from cardan.grammar.masks import MaskBuffers
 from cardan.grammar.session import FreeMask, GrammarSession
 from cardan.grammar.tags import tag_schemas
-from cardan.types import GrammarKind, GrammarSpec
+from cardan.grammar_spec import GrammarKind, GrammarSpec
 
 GRAMMAR_BACKENDS: dict[str, BackendKind] = {
     "llguidance": llguidance_backend.KIND,

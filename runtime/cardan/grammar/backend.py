@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cardan.grammar.keywords import KeywordTable
-from cardan.types import GrammarKind, GrammarSpec
+from cardan.grammar_spec import GrammarKind, GrammarSpec
 
 MaskRow: TypeAlias = npt.NDArray[np.uint32]
 """One packed mask, ``uint32 [ceil(vocab / 32)]``: bit ``i % 32`` of word ``i / 32`` allows token ``i``."""

@@ -15,7 +15,7 @@ from queue import SimpleQueue
 from cardan.errors import CardanError, RequestError
 from cardan.grammar.backend import CompiledGrammar, GrammarBackend
 from cardan.grammar.limits import refused_grammar
-from cardan.types import GrammarSpec
+from cardan.grammar_spec import GrammarSpec
 
 NUM_THREADS = 2
 """Grammars that are compiled at a time."""

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from cardan.errors import RequestError
-from cardan.types import GrammarKind, GrammarSpec
+from cardan.grammar_spec import GrammarKind, GrammarSpec
 
 MAX_GRAMMAR_CHARS = 262_144
 """Longest text of a grammar."""

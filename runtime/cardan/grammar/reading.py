@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from cardan.errors import RequestError
-from cardan.types import GrammarKind, GrammarSpec
+from cardan.grammar_spec import GrammarKind, GrammarSpec
 
 ANY_OBJECT = '{"type":"object"}'
 """The schema of OpenAI's ``json_object``."""

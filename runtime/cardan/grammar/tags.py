@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from cardan.grammar.limits import refused_grammar
-from cardan.types import GrammarSpec
+from cardan.grammar_spec import GrammarSpec
 
 _EXPECTED = (
     "expected {'structures': [{'begin': '<f>', 'schema': {…}, 'end': '</f>'}], 'triggers': ['<f']}, "

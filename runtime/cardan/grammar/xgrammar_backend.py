@@ -14,7 +14,7 @@ from cardan.grammar.backend import BackendKind, GrammarOptions, GrammarVocabular
 from cardan.grammar.keywords import KeywordTable
 from cardan.grammar.limits import read_choices, read_schema, refused_grammar
 from cardan.grammar.tags import read_tags
-from cardan.types import GrammarKind, GrammarSpec
+from cardan.grammar_spec import GrammarKind, GrammarSpec
 
 _MAX_ROLLBACK = -1
 """Tokens that can be taken back: all of them."""

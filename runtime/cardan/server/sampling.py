@@ -14,9 +14,10 @@ from cardan.engine.api import EngineInfo
 from cardan.engine.validation import MAX_BIASES, MAX_CHOICES, MAX_STOP_IDS
 from cardan.errors import RequestError
 from cardan.grammar.reading import GUIDED_FIELDS, read_fields
+from cardan.grammar_spec import GrammarSpec
 from cardan.server.bodies import Body
 from cardan.text.stop_scanner import MAX_STOP_CHARS
-from cardan.types import GrammarSpec, SamplingParams
+from cardan.types import SamplingParams
 
 MAX_TOKENS = 2**31 - 1
 MAX_TOP_LOGPROBS = 20

@@ -16,11 +16,12 @@ from cardan.engine.api import GenerateRequest
 from cardan.engine.messages import FeatureAnswer
 from cardan.engine.validation import REQUEST_FEATURES, RequestLimits, check_request
 from cardan.errors import CardanError, RequestError
+from cardan.grammar_spec import GrammarKind, GrammarSpec
 from cardan.platform import Feature, SettingSource
 from cardan.testing.conformance.check import Check, CheckError, NotApplicableError, expect
 from cardan.testing.conformance.engine_run import tiny
 from cardan.testing.conformance.subject import Subject
-from cardan.types import DTYPE_BYTES, GrammarKind, GrammarSpec, LogprobParams, SamplingParams
+from cardan.types import DTYPE_BYTES, LogprobParams, SamplingParams
 
 GROUPS: Mapping[str, type[Any]] = {
     "model": ModelConfig,
