@@ -26,7 +26,8 @@ _ONE_OR_MANY = ("stop", "stop_regex", "stop_token_ids", "shown_special_ids")
 def sampling_from_dict(values: Mapping[str, Any] | None, defaults: Mapping[str, Any] | None = None) -> SamplingParams:
     """Sampling parameters from plain values; None and missing keys take ``defaults``, then those of the class.
 
-    ``stop``, ``stop_regex``, ``stop_token_ids`` and ``shown_special_ids`` may be one value or a list; keys of ``logit_bias`` may be
+    ``stop``, ``stop_regex``, ``stop_token_ids`` and ``shown_special_ids`` may be one value or a list; keys of
+    ``logit_bias`` may be
     strings, as in JSON. Ranges are checked at admission, not here.
 
     ``json_schema``, ``regex``, ``ebnf``, ``structural_tag`` and ``choice`` stand for ``grammar``; a schema of which
