@@ -231,6 +231,7 @@ def test_noise_of_some_ids_is_that_of_all(native) -> None:
 def test_what_does_not_fit_is_refused_with_what_was_expected(native) -> None:
     x, ids = tensor(native, np.zeros((2, 4))), integers(native, [[0], [1]])
     flags = cn.to_tensor(native, np.zeros((2, 4), np.bool_))
+    key, one = integers(native, [[1, 2]]), integers(native, [1])
     line, far, ones = integers(native, [0, 1]), integers(native, [0, 9]), tensor(native, [1, 1])
     for error, call, message in (
         (ValueError, lambda: native.compare(x, "=", 0.0), "relation must be one of <, <=, >, >=, == and !=, got '='"),
@@ -250,9 +251,12 @@ def test_what_does_not_fit_is_refused_with_what_was_expected(native) -> None:
         (IndexError, lambda: native.scatter_add(x, line, far, ones), "columns must lie in 0 to 3, got 9"),
         (IndexError, lambda: native.scatter_add(x, far, line, ones), "rows must lie in 0 to 1, got 9"),
         (ValueError, lambda: native.unpack_bits(ids, 33), "unpack_bits: mask must be at least 2 words wide"),
-        (ValueError, lambda: native.gumbel_all([1], [1, 2], 4), "gumbel: positions must be as many as seeds, 1, got 2"),
-        (ValueError, lambda: native.gumbel_all([1], [1], -4), "gumbel: ids must be 0 or more, got -4"),
-        (ValueError, lambda: native.gumbel([1], [1], ids), r"gumbel: ids must be \[1, 1\], got int32 \[2, 1\]"),
+        (ValueError, lambda: native.gumbel_all(key, line, 4), r"gumbel: positions must be \[1\], got int32 \[2\]"),
+        (ValueError, lambda: native.gumbel_all(line, line, 4), "gumbel: seeds must be of 2 axes, got int32"),
+        (ValueError, lambda: native.gumbel_all(ids, line, 4), r"gumbel: seeds must be \[2, 2\], got int32 \[2, 1\]"),
+        (ValueError, lambda: native.gumbel_all(ones, line, 4), "gumbel: seeds must be int32, got float32"),
+        (ValueError, lambda: native.gumbel_all(key, one, -4), "gumbel: ids must be 0 or more, got -4"),
+        (ValueError, lambda: native.gumbel(key, one, ids), r"gumbel: ids must be \[1, 1\], got int32 \[2, 1\]"),
     ):  # fmt: skip
         with pytest.raises(error, match=message):
             call()

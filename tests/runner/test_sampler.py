@@ -152,8 +152,8 @@ def test_a_sampler_that_may_not_wait_reads_nothing_and_takes_the_same_tokens(
 @pytest.mark.parametrize("top_k", [1, 64, 65, 512, 513, 996])
 def test_top_k_bounds_the_candidates_of_a_draw_at_once(top_k: int, monkeypatch: pytest.MonkeyPatch) -> None:
     widths = []
-    taken = candidates._Candidates
-    monkeypatch.setattr(candidates, "_Candidates", lambda *given: widths.append(given[3]) or taken(*given))
+    taken = candidates.Candidates
+    monkeypatch.setattr(candidates, "Candidates", lambda *given: widths.append(given[3]) or taken(*given))
     logits, sampling = logits_of(6), batch(6, temperature=2.0, top_k=top_k, top_p=0.99)
     tokens, _ = sample(TorchOps(), logits, sampling, sampler=Sampler(TorchOps(), VOCAB, may_wait=False))
     assert tokens.tolist() == [reference_token(logits, sampling, row) for row in range(6)]

@@ -12,9 +12,9 @@ from importlib.util import find_spec
 from typing import cast
 
 from cardan_native import _probe
-from cardan_native.kernels import Graph, Kernels, Tensor, to_array, to_tensor
+from cardan_native.kernels import Graph, Kernels, Tensor, to_array, to_bits, to_tensor
 
-__all__ = ["VARIANTS", "Graph", "Kernels", "Tensor", "available", "chosen", "load", "to_array", "to_tensor"]
+__all__ = ["VARIANTS", "Graph", "Kernels", "Tensor", "available", "chosen", "load", "to_array", "to_bits", "to_tensor"]
 
 VARIANTS = ("portable", "avx2", "avx512", "amx")
 """All variants, the plainest first."""

@@ -161,6 +161,9 @@ class Kernels(Protocol):
     def gather_rows(self, x: Handle, index: Handle) -> Handle:
         """Entries of the first axis."""
 
+    def permute_columns(self, x: Handle, order: Handle) -> Handle:
+        """Columns of the last axis in another order."""
+
     def scatter_rows(self, x: Handle, index: Handle, values: Handle) -> Handle:
         """``x`` with entries of the first axis replaced, in place."""
 
@@ -205,11 +208,21 @@ class Kernels(Protocol):
     def topk(self, x: Handle, k: int) -> tuple[Handle, Handle]:
         """The ``k`` largest of each row and their columns."""
 
-    def gumbel(self, seeds: Sequence[int], positions: Sequence[int], ids: Handle) -> Handle:
+    def gumbel(self, seeds: Handle, positions: Handle, ids: Handle) -> Handle:
         """Gumbel noise of some tokens."""
 
-    def gumbel_all(self, seeds: Sequence[int], positions: Sequence[int], width: int) -> Handle:
+    def gumbel_all(self, seeds: Handle, positions: Handle, width: int) -> Handle:
         """Gumbel noise of all tokens."""
+
+
+_CARRIERS: dict[np.dtype[Any], tuple[str, Any]] = {
+    np.dtype(np.float32): ("float32", None),
+    np.dtype(np.int32): ("int32", None),
+    np.dtype(np.uint8): ("uint8", None),
+    np.dtype(np.float16): ("float16", np.uint16),
+    np.dtype(np.bool_): ("bool", np.uint8),
+}
+"""Types that are taken, by what numpy calls them (whose ``name`` costs microseconds), and what carries their bits."""
 
 
 def to_tensor(kernels: Kernels, array: np.ndarray[Any, Any]) -> Tensor:
@@ -218,12 +231,23 @@ def to_tensor(kernels: Kernels, array: np.ndarray[Any, Any]) -> Tensor:
     Raises:
         ValueError: the array has another type.
     """
-    name = array.dtype.name
-    if name not in ("float32", "float16", "int32", "uint8", "bool"):
-        raise ValueError(f"array must be float32, float16, int32, uint8 or bool, got {name}. Convert it first.")
-    carrier = {"float16": np.uint16, "bool": np.uint8}.get(name)
+    bits = to_bits(array)
+    return kernels.Tensor.from_bits(bits, _CARRIERS[array.dtype][0])
+
+
+def to_bits(array: np.ndarray[Any, Any]) -> Bits:
+    """The array as ``Tensor.copy_bits`` takes it: contiguous, float16 as uint16 and bool as uint8.
+
+    Raises:
+        ValueError: the array has a type that is not taken.
+    """
+    known = _CARRIERS.get(array.dtype)
+    if known is None:
+        raise ValueError(
+            f"array must be float32, float16, int32, uint8 or bool, got {array.dtype.name}. Convert it first."
+        )
     plain = np.ascontiguousarray(array)
-    return kernels.Tensor.from_bits(plain if carrier is None else plain.view(carrier), name)
+    return plain if known[1] is None else plain.view(known[1])
 
 
 def to_array(x: Tensor) -> np.ndarray[Any, Any]:

@@ -21,13 +21,14 @@ from cardan.platform import (
     MemoryPolicy,
     OpsDevice,
     OpsKVPool,
+    Recorder,
     SharedMemoryPolicy,
     host_memory,
 )
 from cardan.types import KVLayout
 from cardan_cpu.host import compute_threads
 from cardan_cpu.native_attention import NativeAttention
-from cardan_cpu.native_graph import NativeGraphRunner
+from cardan_cpu.native_graph import NativeGraphRunner, NativeRecorder
 from cardan_cpu.native_kv_pool import NativeKVPool
 from cardan_cpu.native_linear import ACTIVATIONS, NativeLinear
 from cardan_cpu.native_ops import NativeOps
@@ -114,6 +115,10 @@ class NativeDevice(OpsDevice):
     def graph_runner(self, pool: OpsKVPool, backend: AttentionBackend, step: CapturedStep) -> GraphRunner | None:
         """Records a step for each number of rows, and replays it by one call."""
         return NativeGraphRunner(backend, step) if isinstance(backend, NativeAttention) else None
+
+    def recorder(self) -> Recorder:
+        """Records kernels as graphs of decode steps do."""
+        return NativeRecorder(self._native)
 
     def fetch(self, arrays: Sequence[Tensor]) -> NativeFetch:
         """Copy to numpy."""

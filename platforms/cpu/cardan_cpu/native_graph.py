@@ -1,4 +1,4 @@
-"""Decode steps recorded as lists of native kernels over fixed buffers, one list for each number of rows.
+"""Decode steps, and what follows them, recorded as lists of native kernels over fixed buffers.
 
 It knows no model: a step is a function that the runner gives.
 """
@@ -6,13 +6,15 @@ It knows no model: a step is a function that the runner gives.
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-from cardan.platform import AttentionMeta, CapturedStep, GraphRunner
+from cardan.platform import AttentionMeta, CapturedStep, GraphRunner, Recorder, Recording
 from cardan_cpu.native_attention import NativeAttention, NativePlan
-from cardan_native import Graph, Tensor
+from cardan_native import Graph, Kernels, Tensor, to_bits
 
 EXACT_ROWS = 16
 """Up to so many rows each number has a list of its own; above, rows are filled up to a multiple of ``ROW_STEP``."""
@@ -76,8 +78,9 @@ class NativeGraphRunner(GraphRunner):
         """Run a decode step; returns ``[rows, hidden]``."""
         count = len(meta.row_ids)
         rows = fill_up(count)
-        ids = np.zeros(rows, dtype=np.int32)
-        ids[:count] = input_ids.bits()
+        ids = input_ids.bits()
+        if rows > count:
+            ids = np.concatenate((ids, np.zeros(rows - count, dtype=np.int32)))
         recorded = self._recorded.get(rows)
         if recorded is None:
             recorded = self._record(ids, meta, rows)
@@ -91,7 +94,7 @@ class NativeGraphRunner(GraphRunner):
         native = self._backend.native
         return native.gather_rows(recorded.hidden, native.Tensor.from_bits(np.arange(count, dtype=np.int32), "int32"))
 
-    def _record(self, ids: np.ndarray[tuple[int], np.dtype[np.int32]], meta: AttentionMeta, rows: int) -> Recorded:
+    def _record(self, ids: np.ndarray[Any, Any], meta: AttentionMeta, rows: int) -> Recorded:
         """Run the step for the first time, and keep its kernels."""
         native = self._backend.native
         plan = self._backend.fixed_plan(rows)
@@ -104,6 +107,36 @@ class NativeGraphRunner(GraphRunner):
         if len(self._recorded) > MOST_GRAPHS:
             self._recorded.popitem(last=False)
         return recorded
+
+
+class NativeRecording(Recording):
+    """A list of kernels."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+
+    def replay(self) -> None:
+        """Run them again."""
+        self.graph.replay()
+
+
+class NativeRecorder(Recorder):
+    """Records whatever is computed while it records; arrays from the host keep their memory."""
+
+    def __init__(self, native: Kernels) -> None:
+        """Take the kernels of one variant."""
+        self._native = native
+
+    def record(self, run: Callable[[], tuple[Tensor, ...]]) -> tuple[NativeRecording, tuple[Tensor, ...]]:
+        """See ``Recorder.record``."""
+        graph = self._native.Graph()
+        with graph:
+            results = run()
+        return NativeRecording(graph), results
+
+    def fill(self, x: Tensor, values: np.ndarray[Any, Any]) -> None:
+        """See ``Recorder.fill``."""
+        x.copy_bits(to_bits(values))
 
 
 def fill_up(rows: int) -> int:

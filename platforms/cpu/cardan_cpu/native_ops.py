@@ -14,7 +14,7 @@ from cardan.ops import Ops
 from cardan_cpu.native_linear import NativeWeight
 from cardan_native import Kernels, Tensor, to_array, to_tensor
 
-_HOST_TYPES: dict[str, Any] = {"float64": np.float32, "int64": np.int32}
+_HOST_TYPES: dict[np.dtype[Any], Any] = {np.dtype(np.float64): np.float32, np.dtype(np.int64): np.int32}
 """What arrays become that no kernel takes as they are."""
 
 _NUMPY_TYPES: dict[str, Any] = {"float32": np.float32, "float16": np.float16, "int32": np.int32, "bool": np.bool_}
@@ -32,7 +32,7 @@ class NativeOps(Ops):
 
     def from_host(self, array: np.ndarray[Any, Any], dtype: str | None = None) -> Tensor:
         """See ``Ops.from_host``; float64 and int64 arrive in 32 bits."""
-        asked = _NUMPY_TYPES.get(dtype or "", _HOST_TYPES.get(array.dtype.name))
+        asked = _NUMPY_TYPES[dtype] if dtype in _NUMPY_TYPES else _HOST_TYPES.get(array.dtype)
         if dtype == "bfloat16":
             return self.native.cast(to_tensor(self.native, np.asarray(array, dtype=np.float32)), dtype)
         return to_tensor(self.native, array if asked is None else np.asarray(array, dtype=asked))
@@ -181,12 +181,18 @@ class NativeOps(Ops):
         """See ``Ops.unpack_bits``."""
         return self.native.unpack_bits(mask, columns)
 
-    def gumbel(self, seeds: np.ndarray[Any, Any], positions: np.ndarray[Any, Any], ids: Tensor | int) -> Tensor:
-        """See ``Ops.gumbel``."""
-        keys, places = np.asarray(seeds, np.uint64).tolist(), np.asarray(positions, np.int32).tolist()
+    def gumbel(
+        self, seeds: np.ndarray[Any, Any] | Tensor, positions: np.ndarray[Any, Any] | Tensor, ids: Tensor | int
+    ) -> Tensor:
+        """See ``Ops.gumbel``; seeds and positions may also be tensors, which a recorded step finds filled anew."""
+        if isinstance(seeds, np.ndarray):
+            halves = np.ascontiguousarray(seeds, dtype="<u8").view(np.int32).reshape(-1, 2)
+            seeds = to_tensor(self.native, halves)
+        if isinstance(positions, np.ndarray):
+            positions = to_tensor(self.native, np.asarray(positions, dtype=np.int32))
         if isinstance(ids, int):
-            return self.native.gumbel_all(keys, places, ids)
-        return self.native.gumbel(keys, places, ids)
+            return self.native.gumbel_all(seeds, positions, ids)
+        return self.native.gumbel(seeds, positions, ids)
 
     # --- fused ---
 
@@ -205,6 +211,10 @@ class NativeOps(Ops):
     def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
         """See ``Ops.add_rms_norm``."""
         return self.native.add_rms_norm(x, residual, self._wide(weight), eps)
+
+    def permute_columns(self, x: Tensor, order: Tensor) -> Tensor:
+        """See ``Ops.permute_columns``."""
+        return self.native.permute_columns(x, order)
 
     def silu_mul(self, gate_up: Tensor, size: int) -> Tensor:
         """See ``Ops.silu_mul``."""

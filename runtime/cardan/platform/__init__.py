@@ -44,6 +44,8 @@ from cardan.platform.ops_device import (
     OpsDevice,
     OpsKVPool,
     PackedWeight,
+    Recorder,
+    Recording,
 )
 from cardan.platform.plan import FormatPlan, Plan, Setting, SettingSource
 
@@ -84,6 +86,8 @@ __all__ = [
     "Plan",
     "Platform",
     "Recommendation",
+    "Recorder",
+    "Recording",
     "Requantized",
     "RopeTable",
     "Runner",

@@ -164,6 +164,32 @@ class GraphRunner(abc.ABC):
         """
 
 
+class Recording(abc.ABC):
+    """Operations that were recorded, over fixed arrays."""
+
+    @abc.abstractmethod
+    def replay(self) -> None:
+        """Run all of them again by one call: arrays that were filled since are read as they are now."""
+
+
+class Recorder(abc.ABC):
+    """Records calls of ops and runs them again. The runner records what follows a replayed decode step: the head and
+    the sampling of plain batches.
+
+    A device that has one promises more of its ops: ``scatter_rows`` works in place; ``gumbel`` takes seeds and
+    positions as arrays of the device too, int32 ``[rows, 2]`` (low, then high halves) and ``[rows]``; and its graph
+    runner gives the same array back for each step of a bucket.
+    """
+
+    @abc.abstractmethod
+    def record(self, run: Callable[[], tuple[Array, ...]]) -> tuple[Recording, tuple[Array, ...]]:
+        """Call ``run`` once and record it. Returns its results, too: every replay overwrites them."""
+
+    @abc.abstractmethod
+    def fill(self, x: Array, values: np.ndarray[Any, Any]) -> None:
+        """Overwrite an array that came from ``from_host`` in place, by values of its own shape and type."""
+
+
 class Fetch(Protocol):
     """Arrays on their way to the host."""
 
@@ -210,6 +236,10 @@ class OpsDevice(abc.ABC):
 
     def graph_runner(self, pool: OpsKVPool, backend: AttentionBackend, step: CapturedStep) -> GraphRunner | None:
         """A graph runner for decode steps over ``pool`` with ``backend``, or None where steps run eagerly."""
+        return None
+
+    def recorder(self) -> Recorder | None:
+        """Records ops outside graphs of decode steps, or None where each is called anew."""
         return None
 
     def activation_peak(self, run: Callable[[], None]) -> int | None:

@@ -13,12 +13,15 @@ The filters, in this order:
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
 from cardan.ops import Ops
-from cardan.types import Array, Float32Array, Int32Array, SamplingBatch, UInt64Array
+from cardan.types import Array, BoolArray, Float32Array, Int32Array, SamplingBatch, UInt64Array
 
 GREEDY_BELOW = 1e-5
 """Lower temperatures are greedy: division would leave float32's range."""
@@ -53,6 +56,18 @@ class FilterRows:
             sampling.positions[rows],
         )
 
+    @classmethod
+    def all_of(cls, sampling: SamplingBatch) -> FilterRows:
+        """The parameters of a batch's rows."""
+        return cls(
+            sampling.temperature,
+            sampling.top_k,
+            sampling.top_p,
+            sampling.min_p,
+            sampling.seeds,
+            sampling.positions,
+        )
+
     def take(self, rows: Int32Array) -> FilterRows:
         """The parameters of some of these rows."""
         return FilterRows(
@@ -64,15 +79,67 @@ class FilterRows:
             self.positions[rows],
         )
 
+    def settled(self, width: int, vocab_size: int) -> BoolArray:
+        """Rows that keep no token beyond ``width`` candidates, whatever their logits."""
+        return np.asarray((self.top_k <= width) | (width == vocab_size), dtype=np.bool_)
 
-def draw_unfiltered(ops: Ops, logits: Array, rows: FilterRows, vocab_size: int) -> Array:
+    def reached(self, vocab_size: int, share: Float32Array, floor: Float32Array, last: Float32Array) -> BoolArray:
+        """Rows that keep no token beyond some candidates, by what ``Candidates.evidence`` says of them."""
+        limit = np.where(self.top_p >= 1, np.inf, self.top_p).astype(np.float32)
+        # a row of NaN never reaches anything: its token does not matter, so it must not widen the search
+        broken = np.isnan(floor[:, 0])
+        # shares of a top-k that reaches beyond these candidates are not known yet
+        shares_known = self.top_k >= vocab_size
+        done = (share[:, 0] >= limit) | (last[:, 0] < floor[:, 0])
+        return np.asarray(broken | (shares_known & done), dtype=np.bool_)
+
+
+Inputs: TypeAlias = Mapping[str, "npt.NDArray[Any]"]
+"""What a draw takes from the host, by name."""
+
+Placed: TypeAlias = Mapping[str, Any]
+"""The same on the device, but for seeds and positions, which may stand on the host (see ``Ops.gumbel``)."""
+
+_KEYS = ("seeds", "positions")
+
+
+def place(ops: Ops, inputs: Inputs) -> Placed:
+    """Copy inputs to the device, as far as they have to be there."""
+    return {name: array if name in _KEYS else ops.from_host(array) for name, array in inputs.items()}
+
+
+def plain_inputs(rows: FilterRows) -> Inputs:
+    """What ``draw_unfiltered`` takes."""
+    return {"temperature": _column(rows.temperature), "seeds": rows.seeds, "positions": rows.positions}
+
+
+def filter_inputs(rows: FilterRows, width: int, vocab_size: int) -> Inputs:
+    """What a draw from ``width`` candidates takes; the last two only where a row has a top-k."""
+    # p = 1 keeps everything, also where rounding lets the running sum reach 1 early
+    limit = np.where(rows.top_p >= 1, np.inf, rows.top_p)
+    with np.errstate(divide="ignore"):
+        log_min_p = np.log(rows.min_p.astype(np.float64))
+    inputs = {"limit": _column(limit), "log_min_p": _column(log_min_p), **plain_inputs(rows)}
+    if (rows.top_k < vocab_size).any():
+        inside = np.arange(width)[None, :] < rows.top_k[:, None]
+        inputs["inside"] = inside
+        inputs["limited"] = np.ascontiguousarray(np.broadcast_to((rows.top_k < vocab_size)[:, None], inside.shape))
+    return inputs
+
+
+def draw_unfiltered(ops: Ops, logits: Array, inputs: Placed, vocab_size: int) -> Array:
     """Draw from the whole vocabulary; ``logits: [rows, vocab]``, returns int32 ``[rows, 1]``.
 
     Source: Maddison et al., "A* Sampling", section 2 (the Gumbel-max trick).
     """
-    scores = ops.arithmetic(logits, "/", _column(ops, rows.temperature))
-    noise = ops.gumbel(rows.seeds, rows.positions, vocab_size)
+    scores = ops.arithmetic(logits, "/", inputs["temperature"])
+    noise = ops.gumbel(inputs["seeds"], inputs["positions"], vocab_size)
     return ops.topk(ops.arithmetic(scores, "+", noise), 1)[1]
+
+
+def tempered(ops: Ops, logits: Array, temperature: Array) -> Array:
+    """Log-probabilities after temperature ``[rows, 1]``, which filters look at."""
+    return ops.log_softmax(ops.arithmetic(logits, "/", temperature))
 
 
 class FilteredDraw:
@@ -98,7 +165,7 @@ class FilteredDraw:
     def draw(self, logits: Array, rows: FilterRows) -> Array:
         """``logits: [rows, vocab]``; returns int32 ``[rows, 1]``."""
         ops = self._ops
-        scores = ops.log_softmax(ops.arithmetic(logits, "/", _column(ops, rows.temperature)))
+        scores = tempered(ops, logits, ops.from_host(_column(rows.temperature)))
         tokens = ops.from_host(np.zeros((len(rows.seeds), 1), dtype=np.int32))
         if self._may_wait:
             return self._draw_widening(scores, rows, tokens)
@@ -108,11 +175,13 @@ class FilteredDraw:
         """Take more candidates until no row keeps tokens beyond them."""
         ops = self._ops
         open_rows = np.arange(len(rows.seeds), dtype=np.int32)
-        width = self._first_width
+        width = first_width(self._vocab_size)
         while len(open_rows):
+            part = rows.take(open_rows)
             candidates = self._candidates(scores, rows, open_rows, width)
-            complete = candidates.complete()
             picked = candidates.pick()
+            settled = part.settled(width, self._vocab_size)
+            complete = settled if settled.all() else settled | self._reach(candidates, part)
             if complete.all():
                 tokens = ops.scatter_rows(tokens, ops.from_host(open_rows), picked)
             elif complete.any():
@@ -122,6 +191,10 @@ class FilteredDraw:
             open_rows = open_rows[~complete]
             width = self._wider(width)
         return tokens
+
+    def _reach(self, candidates: Candidates, rows: FilterRows) -> BoolArray:
+        last, floor, beyond = (self._ops.to_host(part) for part in candidates.evidence())
+        return rows.reached(self._vocab_size, last, floor, beyond)
 
     def _draw_at_once(self, scores: Array, rows: FilterRows, tokens: Array) -> Array:
         """Take the candidates that top-k allows, and all of them where there is none; blocks bound the memory."""
@@ -135,15 +208,16 @@ class FilteredDraw:
                 tokens = self._ops.scatter_rows(tokens, self._ops.from_host(part), picked)
         return tokens
 
-    def _candidates(self, scores: Array, rows: FilterRows, index: Int32Array, width: int) -> _Candidates:
+    def _candidates(self, scores: Array, rows: FilterRows, index: Int32Array, width: int) -> Candidates:
         if len(index) < len(rows.seeds):
             scores = self._ops.gather_rows(scores, self._ops.from_host(index))
-        return _Candidates(self._ops, scores, rows.take(index), width, self._vocab_size)
+        inputs = place(self._ops, filter_inputs(rows.take(index), width, self._vocab_size))
+        return Candidates(self._ops, scores, inputs, width, self._vocab_size)
 
     def _sufficient_widths(self, top_k: Int32Array) -> Int32Array:
         """The first of the widths that a widening draw goes through that holds a row's top-k."""
         widths = np.full(len(top_k), self._vocab_size, dtype=np.int32)
-        width = self._first_width
+        width = first_width(self._vocab_size)
         ladder = [width]
         while width < self._vocab_size:
             width = self._wider(width)
@@ -152,21 +226,30 @@ class FilteredDraw:
             widths[top_k <= width] = width
         return widths
 
-    @property
-    def _first_width(self) -> int:
-        return min(FIRST_WIDTH, self._vocab_size)
-
     def _wider(self, width: int) -> int:
         return min(width * WIDTH_GROWTH, self._vocab_size)
 
 
-class _Candidates:
+def first_width(vocab_size: int) -> int:
+    """How many candidates a draw begins with."""
+    return min(FIRST_WIDTH, vocab_size)
+
+
+class Candidates:
     """The ``width`` most likely tokens of some rows, with what the filters make of them."""
 
-    def __init__(self, ops: Ops, scores: Array, rows: FilterRows, width: int, vocab_size: int) -> None:
-        """Filter; ``scores: [rows, vocab]`` are log-probabilities after temperature."""
+    def __init__(self, ops: Ops, scores: Array, inputs: Placed, width: int, vocab_size: int) -> None:
+        """Filter.
+
+        Args:
+            ops: of the device.
+            scores: ``[rows, vocab]``, log-probabilities after temperature.
+            inputs: what ``filter_inputs`` gives.
+            width: how many candidates.
+            vocab_size: columns of the scores.
+        """
         self._ops = ops
-        self._rows = rows
+        self._inputs = inputs
         self._width = width
         self._vocab_size = vocab_size
         values, self._ids = ops.topk(scores, width)
@@ -174,53 +257,44 @@ class _Candidates:
         shares = ops.exp(self._values)
         self._reached = ops.cumsum(shares)
         before = ops.arithmetic(self._reached, "-", shares)
-        # p = 1 keeps everything, also where rounding lets the running sum reach 1 early
-        self._limit = np.where(rows.top_p >= 1, np.inf, rows.top_p).astype(np.float32)
-        kept = ops.where(ops.compare(before, "<", _column(ops, self._limit)), self._values, -np.inf)
-        best = ops.take_columns(self._values, ops.from_host(np.zeros((len(rows.seeds), 1), dtype=np.int32)))
-        with np.errstate(divide="ignore"):
-            log_min_p = np.log(rows.min_p.astype(np.float64))
-        self._floor = ops.arithmetic(best, "+", _column(ops, log_min_p))
+        kept = ops.where(ops.compare(before, "<", inputs["limit"]), self._values, -np.inf)
+        first = ops.from_host(np.zeros((self._num_rows, 1), dtype=np.int32))
+        self._floor = ops.arithmetic(ops.take_columns(self._values, first), "+", inputs["log_min_p"])
         self._kept = ops.where(ops.compare(self._values, ">=", self._floor), kept, -np.inf)
 
-    def complete(self) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-        """Which rows keep no token beyond these candidates."""
-        settled = (self._rows.top_k <= self._width) | (self._width == self._vocab_size)
-        if settled.all():
-            return settled
+    def evidence(self) -> tuple[Array, Array, Array]:
+        """What tells whether tokens beyond these candidates are kept: ``[rows, 1]`` each.
+
+        The share that all of them reach, the least log-probability that min-p keeps, and that of the last candidate.
+        """
         ops = self._ops
-        last = ops.from_host(np.full((len(settled), 1), self._width - 1, dtype=np.int32))
-        reached = ops.to_host(ops.take_columns(self._reached, last))[:, 0] >= self._limit
-        beyond_floor = ops.to_host(ops.compare(ops.take_columns(self._values, last), "<", self._floor))[:, 0]
-        # a row of NaN never reaches anything: its token does not matter, so it must not widen the search
-        broken = np.isnan(ops.to_host(self._floor)[:, 0])
-        # shares of a top-k that reaches beyond these candidates are not known yet
-        shares_known = self._rows.top_k >= self._vocab_size
-        return np.asarray(settled | broken | (shares_known & (reached | beyond_floor)), dtype=np.bool_)
+        last = ops.from_host(np.full((self._num_rows, 1), self._width - 1, dtype=np.int32))
+        return ops.take_columns(self._reached, last), self._floor, ops.take_columns(self._values, last)
 
     def pick(self) -> Array:
         """The candidate with the highest noisy score: int32 ``[rows, 1]``."""
         ops = self._ops
-        seeds, positions = self._rows.seeds, self._rows.positions
+        seeds, positions = (self._inputs[name] for name in _KEYS)
         if self._width == self._vocab_size:
             # noise of all ids in order takes a quarter of the work
             noise = ops.take_columns(ops.gumbel(seeds, positions, self._vocab_size), self._ids)
         else:
             noise = ops.gumbel(seeds, positions, self._ids)
-        place = ops.topk(ops.arithmetic(self._kept, "+", noise), 1)[1]
-        return ops.take_columns(self._ids, place)
+        place_of_best = ops.topk(ops.arithmetic(self._kept, "+", noise), 1)[1]
+        return ops.take_columns(self._ids, place_of_best)
+
+    @property
+    def _num_rows(self) -> int:
+        return int(self._inputs["positions"].shape[0])
 
     def _inside_top_k(self, values: Array) -> Array:
         """Drop candidates beyond top-k and renormalize the rows that have one."""
-        top_k = self._rows.top_k
-        if (top_k >= self._vocab_size).all():
+        if "inside" not in self._inputs:
             return values
         ops = self._ops
-        inside = np.arange(self._width)[None, :] < top_k[:, None]
-        values = ops.where(ops.from_host(inside), values, -np.inf)
-        limited = np.broadcast_to((top_k < self._vocab_size)[:, None], inside.shape)
-        return ops.where(ops.from_host(limited), ops.log_softmax(values), values)
+        values = ops.where(self._inputs["inside"], values, -np.inf)
+        return ops.where(self._inputs["limited"], ops.log_softmax(values), values)
 
 
-def _column(ops: Ops, values: np.ndarray[tuple[int], np.dtype[np.float32]]) -> Array:
-    return ops.from_host(np.asarray(values, dtype=np.float32)[:, None])
+def _column(values: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
+    return np.ascontiguousarray(values, dtype=np.float32)[:, None]

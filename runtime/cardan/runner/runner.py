@@ -21,9 +21,10 @@ from cardan.platform import (
     Step,
 )
 from cardan.runner.logprobs import LogprobFetch, Wanted, block_rows
-from cardan.runner.sampler import Sampler
+from cardan.runner.recorded_sampling import Kind, RecordedSampling
+from cardan.runner.sampler import Sampled, Sampler
 from cardan.runner.step import NeutralStep
-from cardan.types import Array, Batch, ForwardMode, Int32Array, LayerKV, PromptLogprobs
+from cardan.types import Array, Batch, ForwardMode, Int32Array, LayerKV, PromptLogprobs, SamplingBatch
 
 
 class StepForward:
@@ -98,10 +99,15 @@ class NeutralRunner(Runner):
         self._prefill, self._decode = backends
         self._last_tokens = device.ops.from_host(np.zeros(num_rows, dtype=np.int32))
         self._graph: GraphRunner | None = None
+        self._recorded: RecordedSampling | None = None
+        self._waiting: NeutralStep | None = None
 
     def capture_decode(self) -> None:
         """Replay decode steps from captured ones, where the device can."""
         self._graph = self.device.graph_runner(self._pool, self._decode, self._captured_step)
+        recorder = self.device.recorder()
+        if self._graph is not None and recorder is not None:
+            self._recorded = RecordedSampling(self.device, recorder, self.head, self._model.facts.vocab_size)
 
     def sample_without_waiting(self) -> None:
         """Have steps sample without reading from the device, since the next is launched before they are computed."""
@@ -116,17 +122,33 @@ class NeutralRunner(Runner):
             step.result()
 
     def launch(self, batch: Batch) -> Step:
-        """See ``Runner.launch``."""
-        device, ops = self.device, self.device.ops
+        """See ``Runner.launch``; where head and sampling are recorded they wait for ``Step.sample``."""
+        device = self.device
         with device.scope():
+            if self._waiting is not None:
+                self._waiting.hold()
             self._pool.update_tables(batch.table_deltas)
             hidden, replayed = self._hidden(batch)
             prompt = [] if batch.prompt_logprobs is None else self._prompt_logprobs(hidden, batch.prompt_logprobs)
-            logits = None
-            if len(batch.logits_at):
-                logits = self._model.logits(ops, self._weights, self._rows(hidden, batch.logits_at, batch.num_tokens))
-            device.submit(() if logits is None else (logits,))
-        return NeutralStep(self, logits, batch.sampling, prompt, replayed=replayed)
+            rows = self._rows(hidden, batch.logits_at, batch.num_tokens) if len(batch.logits_at) else None
+            kind = None
+            if replayed and rows is hidden and self._recorded is not None:
+                kind = self._recorded.kind(batch.sampling)
+            logits = self.head(rows) if rows is not None and kind is None else None
+            device.submit(() if rows is None else (rows if logits is None else logits,))
+        step = NeutralStep(self, (rows, logits, kind), batch.sampling, prompt, replayed=replayed)
+        self._waiting = None if kind is None else step
+        return step
+
+    def head(self, hidden: Array) -> Array:
+        """Logits float32 ``[n, vocab]`` of hidden states."""
+        return self._model.logits(self.device.ops, self._weights, hidden)
+
+    def sample_recorded(self, kind: Kind, hidden: Array, sampling: SamplingBatch) -> tuple[Array, Sampled | None]:
+        """Logits, and tokens where the recording settles them; the rows' tokens are kept for the next step's -1."""
+        assert self._recorded is not None, "only steps of a runner that records have a kind"
+        outcome = self._recorded.sample(kind, hidden, sampling, self._last_tokens)
+        return outcome.logits, outcome.sampled
 
     def remember(self, row_ids: Int32Array, tokens: Array) -> None:
         """Keep the rows' sampled tokens for the next step's -1."""
@@ -139,6 +161,8 @@ class NeutralRunner(Runner):
         self._weights = {}
         self._last_tokens = None
         self._graph = None
+        self._recorded = None
+        self._waiting = None
 
     def _hidden(self, batch: Batch) -> tuple[Array, bool]:
         """Hidden states of all tokens, ``[tokens, hidden]``, and whether they were replayed or run eagerly."""
@@ -168,18 +192,17 @@ class NeutralRunner(Runner):
     def _input_ids(self, batch: Batch) -> Array:
         """Token ids on the device, each -1 replaced by its row's last sampled token."""
         ops = self.device.ops
-        ids = ops.from_host(batch.input_ids)
+        if batch.num_tokens == 0 or batch.input_ids.min() >= 0:
+            return ops.from_host(batch.input_ids)
         unknown = np.flatnonzero(batch.input_ids < 0).astype(np.int32)
-        if len(unknown) == 0:
-            return ids
         rows = batch.row_ids[np.searchsorted(batch.query_starts, unknown, side="right") - 1]
         known_now = ops.gather_rows(self._last_tokens, ops.from_host(rows))
         if len(unknown) == batch.num_tokens:
             return known_now
-        return ops.scatter_rows(ids, ops.from_host(unknown), known_now)
+        return ops.scatter_rows(ops.from_host(batch.input_ids), ops.from_host(unknown), known_now)
 
     def _rows(self, hidden: Array, index: Int32Array, num_tokens: int) -> Array:
-        if len(index) == num_tokens and (np.diff(index) == 1).all():
+        if len(index) == num_tokens and (num_tokens == 1 or (index[1:] > index[:-1]).all()):
             return hidden
         return self.device.ops.gather_rows(hidden, self.device.ops.from_host(index))
 
@@ -192,7 +215,7 @@ class NeutralRunner(Runner):
         for start in range(0, len(wanted.token_index), size):
             stop = min(start + size, len(wanted.token_index))
             rows = ops.gather_rows(hidden, ops.from_host(wanted.token_index[start:stop]))
-            logits = self._model.logits(ops, self._weights, rows)
+            logits = self.head(rows)
             targets = ops.from_host(wanted.targets[start:stop][:, None])
             blocks.append(LogprobFetch(ops, self.device.fetch, logits, targets, all_rows.part(start, stop)))
         return blocks

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cardan.ops import Ops
-from cardan.runner.candidates import GREEDY_BELOW, FilteredDraw, FilterRows, draw_unfiltered
+from cardan.runner.candidates import GREEDY_BELOW, FilteredDraw, FilterRows, draw_unfiltered, place, plain_inputs
 from cardan.runner.penalties import PenaltyCounts
 from cardan.types import Array, Int32Array, SamplingBatch
 
@@ -37,6 +37,25 @@ class Sampled:
 
     tokens: Array
     failed: Array
+
+
+def choose(ops: Ops, logits: Array, scores: Array, rows: int) -> tuple[Array, Array]:
+    """The likeliest token of each row, int32 ``[n, 1]``, and which rows fail, bool ``[n, 1]``.
+
+    A row fails where there is NaN among the model's logits, or its largest score is ``-inf``.
+    """
+    best, tokens = ops.topk(scores, 1)
+    ones = ops.from_host(np.ones((rows, 1), dtype=np.float32))
+    zeros = ops.from_host(np.zeros((rows, 1), dtype=np.float32))
+    alive = ops.where(ops.compare(best, ">", -np.inf), ones, 0.0)
+    broken = ops.reshape(ops.is_nan(logits), (-1, 1))
+    return tokens, ops.compare(ops.where(broken, zeros, alive), "==", 0.0)
+
+
+def settle(ops: Ops, tokens: Array, failed: Array, rows: int) -> Sampled:
+    """The tokens ``[n, 1]`` that were chosen, but for rows that failed."""
+    nothing = ops.from_host(np.zeros((rows, 1), dtype=np.int32))
+    return Sampled(ops.reshape(ops.where(failed, nothing, tokens), (-1,)), ops.reshape(failed, (-1,)))
 
 
 class Sampler:
@@ -61,14 +80,11 @@ class Sampler:
         self._penalties.seed(sampling.penalty_seeds)
         asking = self._penalties.asking(sampling)
         scores = self._adjust(logits, sampling, asking, mask)
-        best, tokens = ops.topk(scores, 1)
-        failed = self._failed(logits, best, len(sampling.row_ids))
-        tokens = self._draw(scores, tokens, sampling)
-        nothing = ops.from_host(np.zeros((len(sampling.row_ids), 1), dtype=np.int32))
-        flat = ops.reshape(ops.where(failed, nothing, tokens), (-1,))
+        likeliest, failed = choose(ops, logits, scores, len(sampling.row_ids))
+        sampled = settle(ops, self._draw(scores, likeliest, sampling), failed, len(sampling.row_ids))
         if len(asking):
-            self._penalties.count(sampling, asking, flat)
-        return Sampled(flat, ops.reshape(failed, (-1,)))
+            self._penalties.count(sampling, asking, sampled.tokens)
+        return sampled
 
     def _adjust(self, logits: Array, sampling: SamplingBatch, asking: Int32Array, mask: Mask | None) -> Array:
         """Logits after penalties, bias and mask; a copy where anything changes."""
@@ -94,15 +110,6 @@ class Sampler:
             scores = ops.where(allowed, scores, -np.inf)
         return scores
 
-    def _failed(self, logits: Array, best: Array, rows: int) -> Array:
-        """Bool ``[n, 1]``: NaN among the model's logits, or a largest score of ``-inf``."""
-        ops = self._ops
-        ones = ops.from_host(np.ones((rows, 1), dtype=np.float32))
-        zeros = ops.from_host(np.zeros((rows, 1), dtype=np.float32))
-        alive = ops.where(ops.compare(best, ">", -np.inf), ones, 0.0)
-        broken = ops.reshape(ops.is_nan(logits), (-1, 1))
-        return ops.compare(ops.where(broken, zeros, alive), "==", 0.0)
-
     def _draw(self, scores: Array, greedy: Array, sampling: SamplingBatch) -> Array:
         """Replace the greedy tokens ``[n, 1]`` of rows that draw."""
         drawing = sampling.temperature >= GREEDY_BELOW
@@ -113,7 +120,9 @@ class Sampler:
         plain, filtered = (np.flatnonzero(rows).astype(np.int32) for rows in (drawing & ~filters, drawing & filters))
         if len(plain):
             rows = FilterRows.of(sampling, plain)
-            picked = draw_unfiltered(self._ops, self._take(scores, plain, sampling), rows, self._vocab_size)
+            picked = draw_unfiltered(
+                self._ops, self._take(scores, plain, sampling), place(self._ops, plain_inputs(rows)), self._vocab_size
+            )
             tokens = self._ops.scatter_rows(tokens, self._ops.from_host(plain), picked)
         if len(filtered):
             picked = self._filtered.draw(self._take(scores, filtered, sampling), FilterRows.of(sampling, filtered))

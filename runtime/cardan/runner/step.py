@@ -12,7 +12,8 @@ import numpy as np
 
 from cardan.platform import Fetch, Step
 from cardan.runner.logprobs import LogprobFetch, Wanted
-from cardan.runner.sampler import Mask
+from cardan.runner.recorded_sampling import Kind
+from cardan.runner.sampler import Mask, Sampled
 from cardan.types import Array, SamplingBatch, StepResult, TokenLogprobs
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ class NeutralStep(Step):
     def __init__(
         self,
         runner: NeutralRunner,
-        logits: Array | None,
+        state: tuple[Array | None, Array | None, Kind | None],
         sampling: SamplingBatch | None,
         prompt: Sequence[LogprobFetch],
         *,
@@ -35,14 +36,15 @@ class NeutralStep(Step):
 
         Args:
             runner: that launched it, and keeps the rows' last tokens.
-            logits: float32 ``[n, vocab]`` of the rows that sample, or None.
+            state: of the rows that sample, hidden states ``[n, hidden]`` and logits float32 ``[n, vocab]``, or None
+                where none does; and where logits are recorded with the sampling, and so not there yet, its kind.
             sampling: their sampling state, or None.
             prompt: logprobs of prompt positions under way, block by block.
             replayed: whether the forward pass was replayed from a captured one.
         """
         self._replayed = replayed
         self._runner = runner
-        self._logits = logits
+        self._hidden, self._logits, self._kind = state
         self._sampling = sampling
         self._prompt = tuple(prompt)
         self._tokens: Fetch | None = None
@@ -57,21 +59,41 @@ class NeutralStep(Step):
 
     def sample(self, sampling: SamplingBatch | None = None, mask: Mask | None = None) -> None:
         """See ``Step.sample``."""
+        late = sampling is not None
         sampling = sampling or self._sampling
-        if self._logits is None or sampling is None:
+        if self._hidden is None or sampling is None:
             return
         runner = self._runner
         with runner.device.scope():
-            sampled = runner.sampler.sample(self._logits, sampling, mask)
-            runner.remember(sampling.row_ids, sampled.tokens)
+            kind = None if late or mask is not None else self._kind
+            sampled = self._sample_recorded(kind, sampling) or self._sample(sampling, mask)
             self._tokens = runner.device.fetch((sampled.tokens, sampled.failed))
             self._fetch_logprobs(sampling, sampled.tokens)
-        self._logits = None
+        self._hidden = self._logits = None
+
+    def hold(self) -> None:
+        """Compute the logits of a step that has not sampled yet, before a replay overwrites what they are made of."""
+        if self._hidden is not None and self._logits is None:
+            self._logits = self._runner.head(self._hidden)
+            self._kind = None
+
+    def _sample_recorded(self, kind: Kind | None, sampling: SamplingBatch) -> Sampled | None:
+        if kind is None:
+            return None
+        self._logits, sampled = self._runner.sample_recorded(kind, self._hidden, sampling)
+        return sampled
+
+    def _sample(self, sampling: SamplingBatch, mask: Mask | None) -> Sampled:
+        runner = self._runner
+        self.hold()
+        sampled = runner.sampler.sample(self._logits, sampling, mask)
+        runner.remember(sampling.row_ids, sampled.tokens)
+        return sampled
 
     def _fetch_logprobs(self, sampling: SamplingBatch, tokens: Array) -> None:
-        rows = np.flatnonzero(sampling.want_logprobs).astype(np.int32)
-        if len(rows) == 0:
+        if not sampling.want_logprobs.any():
             return
+        rows = np.flatnonzero(sampling.want_logprobs).astype(np.int32)
         ops = self._runner.device.ops
         index = ops.from_host(rows)
         ids = sampling.logprob_token_ids
@@ -100,8 +122,8 @@ class NeutralStep(Step):
             for row, entry in zip(self._logprob_rows, self._logprobs.wait(), strict=True):
                 logprobs[row] = None if failed[row] else entry
         return StepResult(
-            tokens=tokens.astype(np.int32),
-            failed=failed.astype(np.bool_),
+            tokens=tokens.astype(np.int32, copy=False),
+            failed=failed.astype(np.bool_, copy=False),
             logprobs=tuple(logprobs),
             prompt_logprobs=prompt,
         )

@@ -80,31 +80,43 @@ void noise_in_order(uint64_t seed, uint32_t position, int64_t first, int64_t cou
   }
 }
 
-void check(const std::vector<uint64_t>& seeds, const std::vector<int32_t>& positions) {
-  if (seeds.size() != positions.size())
-    throw std::invalid_argument("gumbel: positions must be as many as seeds, " + std::to_string(seeds.size()) +
-                                ", got " + std::to_string(positions.size()));
+// The counters of rows, read when a kernel runs.
+struct Keys {
+  const uint32_t* seeds;
+  const int32_t* positions;
+
+  uint64_t seed(int64_t row) const { return seeds[2 * row] | static_cast<uint64_t>(seeds[2 * row + 1]) << 32; }
+  uint32_t position(int64_t row) const { return static_cast<uint32_t>(positions[row]); }
+};
+
+Keys keys_of(const Tensor& seeds, const Tensor& positions) {
+  expect_dtype("gumbel", "seeds", seeds, DType::kI32);
+  expect_rank("gumbel", "seeds", seeds, 2);
+  expect_shape("gumbel", "seeds", seeds, {seeds.shape[0], 2});
+  expect_dtype("gumbel", "positions", positions, DType::kI32);
+  expect_shape("gumbel", "positions", positions, {seeds.shape[0]});
+  if (!seeds.contiguous()) refuse("gumbel", "seeds", "contiguous", seeds);
+  return {seeds.ptr<uint32_t>(), positions.ptr<int32_t>()};
 }
 
 }  // namespace
 
-Tensor gumbel(const std::vector<uint64_t>& seeds, const std::vector<int32_t>& positions, const Tensor& ids) {
-  check(seeds, positions);
+Tensor gumbel(const Tensor& seeds, const Tensor& positions, const Tensor& ids) {
+  const Keys keys = keys_of(seeds, positions);
   expect_dtype("gumbel", "ids", ids, DType::kI32);
   expect_rank("gumbel", "ids", ids, 2);
-  expect_shape("gumbel", "ids", ids, {static_cast<int64_t>(seeds.size()), ids.shape[1]});
+  expect_shape("gumbel", "ids", ids, {seeds.shape[0], ids.shape[1]});
   Tensor out = Tensor::empty(ids.dims(), DType::kF32);
-  dispatch({&ids, &out}, [seeds, positions, from = Rows(ids), to = Rows(out)](Pool& pool) {
+  dispatch({&seeds, &positions, &ids, &out}, [keys, from = Rows(ids), to = Rows(out)](Pool& pool) {
     for_pieces(pool, to.rows, to.width, [&](int64_t row, int64_t start, int64_t count) {
       const int32_t* wanted = from.at<int32_t>(row) + start;
-      const uint32_t position = static_cast<uint32_t>(positions[static_cast<size_t>(row)]);
       for (int64_t done = 0; done < count; done += kLanes) {
         uint32_t words[kLanes] = {};
         const int64_t part = std::min<int64_t>(kLanes, count - done);
         for (int64_t lane = 0; lane < part; ++lane) {
           const uint32_t id = static_cast<uint32_t>(wanted[done + lane]);
           uint32_t block[4];
-          philox(id >> 2, position, seeds[static_cast<size_t>(row)], block);
+          philox(id >> 2, keys.position(row), keys.seed(row), block);
           words[lane] = block[id & 3];
         }
         noise_of_part(words, to.at<float>(row) + start + done, part);
@@ -114,14 +126,13 @@ Tensor gumbel(const std::vector<uint64_t>& seeds, const std::vector<int32_t>& po
   return out;
 }
 
-Tensor gumbel_all(const std::vector<uint64_t>& seeds, const std::vector<int32_t>& positions, int64_t width) {
-  check(seeds, positions);
+Tensor gumbel_all(const Tensor& seeds, const Tensor& positions, int64_t width) {
+  const Keys keys = keys_of(seeds, positions);
   if (width < 0) throw std::invalid_argument("gumbel: ids must be 0 or more, got " + std::to_string(width));
-  Tensor out = Tensor::empty({static_cast<int64_t>(seeds.size()), width}, DType::kF32);
-  dispatch({&out}, [seeds, positions, to = Rows(out)](Pool& pool) {
+  Tensor out = Tensor::empty({seeds.shape[0], width}, DType::kF32);
+  dispatch({&seeds, &positions, &out}, [keys, to = Rows(out)](Pool& pool) {
     for_pieces(pool, to.rows, to.width, [&](int64_t row, int64_t start, int64_t count) {
-      const size_t at = static_cast<size_t>(row);
-      noise_in_order(seeds[at], static_cast<uint32_t>(positions[at]), start, count, to.at<float>(row) + start);
+      noise_in_order(keys.seed(row), keys.position(row), start, count, to.at<float>(row) + start);
     });
   });
   return out;
