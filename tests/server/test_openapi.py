@@ -23,8 +23,13 @@ BODIES: dict[str, dict[str, Any]] = {
     "/api/generate": {"model": "tiny", "prompt": "x", "stream": False, "options": {"num_predict": 2}},
     "/api/show": {"model": "tiny"},
     "/generate": {"text": ["x", "y"], "sampling_params": {"max_new_tokens": 2}},
+    "/v1/score": {"query": "x", "items": ["y", "z"], "label_token_ids": [65, 66]},
     "/tokenize": {"text": "x"},
+    "/v1/tokenize": {"text": "x"},
     "/detokenize": {"tokens": [65]},
+    "/v1/detokenize": {"tokens": [65]},
+    "/configure_logging": {"log_requests": False},
+    "/freeze_gc": {},
     "/abort_request": {"rid": "none"},
     "/flush_cache": {},
 }

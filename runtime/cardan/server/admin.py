@@ -79,7 +79,7 @@ def _model_object(state: ServerState) -> dict[str, Any]:
         "object": "model",
         "created": state.created,
         "owned_by": "cardan",
-        "root": info.model_path,
+        "root": info.model_name,
         "max_model_len": info.context_length,
     }
 

@@ -57,6 +57,7 @@ def create_app(engine: AsyncEngine, config: EngineConfig, observers: Observers |
     app.router.redirect_slashes = False
     app.state.server = ServerState(engine, config, metrics, observers.makers(server, engine))
     app.state.observers = observers
+    app.state.observers = observers
     app.state.responses = ResponseStore()
     app.state.probe_timeout_s = health.PROBE_TIMEOUT_S
     app.state.metrics_wait_s = health.METRICS_WAIT_S

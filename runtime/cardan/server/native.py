@@ -19,7 +19,7 @@ from starlette.responses import Response
 from cardan.engine.native import NativeOutput
 from cardan.engine.native_request import NativeCall, NativeOptions, native_call
 from cardan.errors import RequestError
-from cardan.server.bodies import Body, Refusal, drop_refused, is_one_of, parse_body, read_object
+from cardan.server.bodies import Body, Refusal, drop_refused, is_anything, is_one_of, parse_body, read_object
 from cardan.server.generation import Job, answer, run_job, run_to_end
 from cardan.server.prompts import MAX_PROMPTS, check_total_choices
 from cardan.server.replies import GenerationError, JsonResponse
@@ -38,7 +38,7 @@ REFUSED: Mapping[str, Refusal] = {
     "input_embeds": Refusal("embeddings as input are not available; send 'text' or 'input_ids'."),
     "lora_path": Refusal("adapters are not available; the base model answers when the field is left out."),
     "session_params": _SESSIONS,
-    "session_id": _SESSIONS,
+    "session_id": Refusal("sessions hold nothing here.", is_anything),
     "return_hidden_states": Refusal("hidden states cannot be returned; logprobs can.", is_one_of(False)),
     "return_routed_experts": Refusal("expert routing cannot be returned.", is_one_of(False)),
     "custom_logit_processor": Refusal("custom logit processors are not available; logit_bias is."),

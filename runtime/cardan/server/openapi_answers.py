@@ -96,6 +96,13 @@ ANSWERS: Mapping[str, Schema] = {
     "/v1/responses/{response_id}/input_items": record(
         object=one_of("list"), data=listed(record(id=TEXT, type=TEXT)), has_more=YES_NO
     ),
+    "/v1/score": record(object=one_of("scoring"), model=TEXT, scores=listed(listed(NUMBER)), usage=_USAGE),
+    "/v1/loads": record(
+        loads=listed(record(worker=WHOLE, num_running_reqs=WHOLE, num_waiting_reqs=WHOLE, token_usage=NUMBER)),
+        open_requests=WHOLE,
+    ),
+    "/freeze_gc": _SUCCESS,
+    "/configure_logging": _SUCCESS,
     "/v1/models": record(object=one_of("list"), data=listed(_MODEL)),
     "/v1/models/{model}": _MODEL,
     "/v1/messages": record(

@@ -21,6 +21,8 @@ from cardan.server import (
     ollama_routes,
     parsing,
     responses,
+    scoring,
+    tuning,
 )
 from cardan.server.anthropic_bodies import CountBody, MessagesBody
 from cardan.server.native import GenerateBody, generate
@@ -82,6 +84,12 @@ OPENAI = (
         query=responses.LIST_QUERY,
         summary="what a stored response was asked",
     ),
+    served_post(
+        "/v1/score",
+        endpoint=scoring.score,
+        body=scoring.ScoreBody,
+        summary="how likely certain tokens are to follow a query and each of some items",
+    ),
     served_get("/v1/models", endpoint=admin.list_models, summary="the model that is served"),
     served_get("/v1/models/{model:path}", endpoint=admin.get_model, summary="the same by name"),
 )
@@ -140,8 +148,16 @@ NATIVE = (
         stream=EVENTS,
         summary="the native endpoint: `text` or `input_ids`, `sampling_params`, logprobs, batches, streams",
     ),
-    served_post("/tokenize", endpoint=admin.tokenize, body=admin.TokenizeBody, summary="text to token ids"),
-    served_post("/detokenize", endpoint=admin.detokenize, body=admin.DetokenizeBody, summary="token ids to text"),
+    served_post(
+        "/tokenize", "/v1/tokenize", endpoint=admin.tokenize, body=admin.TokenizeBody, summary="text to token ids"
+    ),
+    served_post(
+        "/detokenize",
+        "/v1/detokenize",
+        endpoint=admin.detokenize,
+        body=admin.DetokenizeBody,
+        summary="token ids to text",
+    ),
     served_post(
         "/separate_reasoning",
         endpoint=parsing.separate_reasoning,
@@ -194,6 +210,19 @@ OPERATION = (
         "/health_generate",
         endpoint=health.health_generate,
         summary="generates one token; a busy engine that makes progress is healthy",
+    ),
+    served_get("/v1/loads", endpoint=tuning.loads, summary="what the engine has to do, for routers"),
+    ServedRoute(
+        paths=("/freeze_gc",),
+        methods=("POST",),
+        endpoint=tuning.freeze_gc,
+        summary="have the server's garbage collector pass over what lives by now",
+    ),
+    served_post(
+        "/configure_logging",
+        endpoint=tuning.configure_logging,
+        body=tuning.LoggingBody,
+        summary="change what the server's process logs",
     ),
     served_get("/ready", endpoint=health.ready, summary="whether new requests are taken"),
     served_get(
