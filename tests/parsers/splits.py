@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from cardan.parsers import Answer, AnswerFormat, Event, Parser, ParserContext, Wanted
-from cardan.parsers.events import CallArguments, CallStart, Content, Reasoning
+from cardan.parsers.events import CallArguments, Content, Reasoning
 
 WEATHER = {
     "type": "object",
@@ -100,9 +100,9 @@ def check_all_splits(make: Callable[[], Parser], text: str) -> Answer:
     return answer
 
 
-def check_sample(form: AnswerFormat, sample: Sample, prompt: str = "") -> None:
+def check_sample(form: AnswerFormat, sample: Sample, prompt: str = "", *, forced: bool = False) -> None:
     """Check what is found in a sample, however it is split."""
-    answer = check_all_splits(lambda: form.parser(Wanted(tools=context(), prompt=prompt)), sample.text)
+    answer = check_all_splits(lambda: form.parser(Wanted(tools=context(), prompt=prompt, forced=forced)), sample.text)
     calls = list(answer.calls.values())
     assert [(call.name, json.loads(call.arguments)) for call in calls] == list(sample.calls)
     assert answer.content == sample.content
@@ -110,17 +110,3 @@ def check_sample(form: AnswerFormat, sample: Sample, prompt: str = "") -> None:
     if sample.ids:
         assert tuple(call.id for call in calls) == sample.ids
     assert len({call.id for call in calls}) == len(calls)
-
-
-def check_nothing_lost(form: AnswerFormat, text: str) -> None:
-    """Check that an answer of any text keeps its words: what is not content or reasoning was a call."""
-    parser = form.parser(Wanted(tools=context()))
-    events = feed(parser, [text])
-    answer = Answer()
-    answer.add(events)
-    for call in answer.calls.values():
-        assert call.name in TOOLS
-        assert isinstance(json.loads(call.arguments), dict)
-    started = [event for event in events if isinstance(event, CallStart)]
-    if not started and form.reasoning_parser is None:
-        assert answer.content == text

@@ -54,3 +54,9 @@ def test_examples_of_texts_that_exist_already() -> None:
     answer = read_answer(AnswerFormat("hermes").parser(Wanted(tools=ParserContext())), asked)
     shown = {"normal_text": answer.content, "calls": [{"tool_index": 0, "name": "now", "parameters": "{}"}]}
     assert json.dumps(shown, separators=(",", ":")) in PAGE
+
+
+def test_the_formats_that_can_be_strict() -> None:
+    can = {name for name, kind in TOOL_FORMATS.items() if kind.frame is not None}
+    assert can == {"hermes", "qwen25"}
+    assert "where the format is `hermes`" in PAGE

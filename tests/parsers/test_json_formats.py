@@ -258,3 +258,21 @@ def test_without_declared_functions_a_json_answer_is_one() -> None:
     answer = read_answer(AnswerFormat("hermes").parser(Wanted(tools=ParserContext())), text)
     assert answer.content == text
     assert read_answer(AnswerFormat("hermes").parser(Wanted(tools=ParserContext())), f"<tool_call>{text}").calls
+
+
+FORCED = [
+    Sample('[{"name": "now", "arguments": {}}]', calls=(("now", {}),)),
+    Sample(
+        ' [ {"name": "now", "arguments": {}}, {"name": "get_weather", "arguments": {"city": "x"}} ] ',
+        calls=(("now", {}), ("get_weather", {"city": "x"})),
+    ),
+    Sample('{"name": "now", "arguments": {"a": [1]}}', calls=(("now", {"a": [1]}),)),
+    Sample('[{"name": "now", "argu', content='[{"name": "now", "argu'),
+    Sample("[]", content="[]"),
+]
+
+
+@pytest.mark.parametrize("sample", FORCED, ids=lambda sample: sample.text[:40])
+def test_forced_calls(sample: Sample) -> None:
+    for form in (AnswerFormat("mistral"), AnswerFormat(), AnswerFormat("gpt-oss", "gpt-oss")):
+        check_sample(form, sample, forced=True)

@@ -7,11 +7,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from splits import check_all_splits
 
 from cardan.errors import ConfigError
-from cardan.parsers import REASONING_FORMATS, TOOL_FORMATS, AnswerFormat, ParserContext, Wanted, choose_parsers
+from cardan.parsers import (
+    REASONING_FORMATS,
+    TOOL_FORMATS,
+    AnswerFormat,
+    Content,
+    ParserContext,
+    Wanted,
+    choose_parsers,
+)
 from cardan.parsers.base import read_tools
-from cardan.parsers.source import Markers
+from cardan.parsers.source import MAX_SPACES, Markers
 
 QWEN3 = Path("qwen3tok/package/models/tokenizer_config.json")
 
@@ -100,3 +109,15 @@ def test_markers_that_hold_each_other_are_refused() -> None:
     for texts in (["<a>", "<a>b"], [""]):
         with pytest.raises(ValueError, match="is empty or part of another"):
             Markers(texts)
+
+
+@pytest.mark.parametrize("count", [MAX_SPACES - 1, MAX_SPACES, MAX_SPACES + 1, 3 * MAX_SPACES])
+def test_white_space_is_held_back_within_bounds(count: int) -> None:
+    text = "a" + " " * count + '<tool_call>{"name": "f"}</tool_call>'
+    form, wanted = AnswerFormat("hermes"), Wanted(tools=ParserContext(tools={"f": {}}, new_id=lambda: "id"))
+    answer = check_all_splits(lambda: form.parser(wanted), text)
+    assert answer.content == "a" + " " * max(0, count - MAX_SPACES)
+    parser = form.parser(wanted)
+    assert parser.push("a") == [Content("a")]
+    said = [event for _ in range(count) for event in parser.push(" ")]
+    assert sum(len(event.text) for event in said if isinstance(event, Content)) == max(0, count - MAX_SPACES)

@@ -218,7 +218,6 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"web_search_options": {}}, "web_search_options", "search the web"),
     ({"reasoning_effort": "high"}, "reasoning_effort", "reads no such variable"),
     ({"reasoning_effort": "much"}, "reasoning_effort", "must be one of none, minimal"),
-    ({"separate_reasoning": True}, "separate_reasoning", "--reasoning-parser"),
     ({"reasoning": {"effort": "low"}}, "reasoning", "'reasoning_effort'"),
     ({"service_tier": "flex"}, "service_tier", "one tier"),
     ({"store": True}, "store", "not kept"),

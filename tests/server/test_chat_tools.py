@@ -155,6 +155,85 @@ def test_one_call_at_a_time(api: openai.OpenAI, stream: bool) -> None:
     assert names == ["get_weather"]
 
 
+def grammar_of(server: ServerThread) -> Any:
+    grammar = server.engine.seen[-1].sampling.grammar
+    return grammar, json.loads(grammar.text)
+
+
+def test_a_forced_call(api: openai.OpenAI, tool_server: ServerThread) -> None:
+    text = '<think>t</think>[{"name": "now", "arguments": {}}, {"name": "get_weather", "arguments": {"city": "Rome"}}]'
+    choice = api.chat.completions.create(**asking(text, tool_choice="required")).choices[0]
+    assert choice.finish_reason == "tool_calls"
+    assert [call.function.name for call in choice.message.tool_calls or []] == ["now", "get_weather"]
+    grammar, schema = grammar_of(tool_server)
+    assert grammar.kind == "json_schema"
+    assert bytes(grammar.starts_after) == b"</think>"
+    assert (schema["type"], schema["minItems"], "maxItems" in schema) == ("array", 1, False)
+    assert [item["properties"]["name"] for item in schema["items"]["anyOf"]] == [
+        {"const": "get_weather"},
+        {"const": "now"},
+    ]
+    api.chat.completions.create(**asking("[]", tool_choice="required", parallel_tool_calls=False))
+    assert grammar_of(tool_server)[1]["maxItems"] == 1
+
+
+def test_a_named_function(api: openai.OpenAI, tool_server: ServerThread) -> None:
+    named: Any = {"type": "function", "function": {"name": "get_weather"}}
+    text = '{"name": "get_weather", "arguments": {"city": "Rome"}}'
+    asked = asking(f"<think></think>{text}", tool_choice=named)
+    choice = api.chat.completions.create(**asked).choices[0]
+    assert [call.function.name for call in choice.message.tool_calls or []] == ["get_weather"]
+    assert choice.message.content is None
+    assert grammar_of(tool_server)[1] == {
+        "type": "object",
+        "properties": {"name": {"const": "get_weather"}, "arguments": WEATHER["function"]["parameters"]},
+        "required": ["name", "arguments"],
+        "additionalProperties": False,
+    }
+    with api.chat.completions.stream(**asked) as stream:
+        assert stream.get_final_completion().choices[0].finish_reason == "tool_calls"
+
+
+def test_schemas_that_refer_to_themselves(api: openai.OpenAI, tool_server: ServerThread) -> None:
+    tree = {
+        "properties": {"root": {"$ref": "#/$defs/Node"}},
+        "$defs": {"Node": {"type": "object", "properties": {"next": {"$ref": "#/$defs/Node"}}}},
+    }
+    tool: Any = {"type": "function", "function": {"name": "plant", "parameters": tree}}
+    api.chat.completions.create(**asking("x", tools=[tool], tool_choice="required"))
+    _, schema = grammar_of(tool_server)
+    moved = schema["$defs"]["arguments0"]
+    assert schema["items"]["properties"]["arguments"] == {"$ref": "#/$defs/arguments0"}
+    assert moved["properties"]["root"] == {"$ref": "#/$defs/arguments0/$defs/Node"}
+    assert moved["$defs"]["Node"]["properties"]["next"] == {"$ref": "#/$defs/arguments0/$defs/Node"}
+
+
+def test_strict_functions(api: openai.OpenAI, tool_server: ServerThread) -> None:
+    strict: Any = {"type": "function", "function": {**WEATHER["function"], "strict": True}}
+    message = api.chat.completions.create(**asking(f"<think></think>{PARIS}", tools=[strict, NOW])).choices[0].message
+    assert message.tool_calls
+    grammar, tags = grammar_of(tool_server)
+    assert grammar.kind == "structural_tag"
+    assert tags["triggers"] == ["<tool_call>"]
+    first, second = tags["structures"]
+    assert first["begin"] == '<tool_call>\n{"name": "get_weather", "arguments": '
+    assert first["end"] == "}\n</tool_call>"
+    assert first["schema"] == WEATHER["function"]["parameters"]
+    assert second["schema"] == {"type": "object"}
+    api.chat.completions.create(**asking("x", tools=[strict], tool_choice="required"))
+    assert grammar_of(tool_server)[0].allow_unenforced is False
+
+
+def test_calls_and_other_grammars(tool_server: ServerThread) -> None:
+    body = asking("x", response_format={"type": "json_object"})
+    response = tool_server.http.post("/v1/chat/completions", json=body)
+    assert response.status_code == 400
+    assert "leave no room for calls" in response.json()["error"]["message"]
+    body["tool_choice"] = "none"
+    assert tool_server.http.post("/v1/chat/completions", json=body).status_code == 200
+    assert bytes(tool_server.engine.seen[-1].sampling.grammar.starts_after) == b"</think>"
+
+
 def test_without_tools_calls_are_words(api: openai.OpenAI, tool_server: ServerThread) -> None:
     for fields in ({"tools": None}, {"tools": []}, {"tool_choice": "none"}):
         asked = {name: value for name, value in asking(PARIS, **fields).items() if value is not None}
@@ -332,10 +411,21 @@ def start_chat() -> Iterator[Callable[..., ServerThread]]:
         server.stop()
 
 
+def test_formats_that_cannot_be_strict(start_chat: Callable[..., ServerThread]) -> None:
+    server = start_chat(tool_call_parser="mistral")
+    tool = {"type": "function", "function": {"name": "f", "strict": True}}
+    response = server.http.post("/v1/chat/completions", json=asking("x", tools=[tool]))
+    assert response.status_code == 400
+    assert "which calls in the format mistral cannot be held to" in response.json()["error"]["message"]
+
+
 def test_parsers_can_be_turned_off(start_chat: Callable[..., ServerThread]) -> None:
     server = start_chat(tool_call_parser="none", reasoning_parser="none")
     body = asking(f"<think>t</think>{PARIS}")
     assert "--tool-call-parser" in server.http.post("/v1/chat/completions", json=body).json()["error"]["message"]
+    body |= {"tool_choice": "required", "messages": asking('[{"name": "now", "arguments": {}}]')["messages"]}
+    assert server.http.post("/v1/chat/completions", json=body).json()["choices"][0]["message"]["tool_calls"]
+    body = asking(f"<think>t</think>{PARIS}")
     del body["tools"]
     message = server.http.post("/v1/chat/completions", json=body).json()["choices"][0]["message"]
     assert message == {"role": "assistant", "content": f"<think>t</think>{PARIS}", "refusal": None}

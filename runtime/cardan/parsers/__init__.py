@@ -4,7 +4,7 @@ It knows neither tokens nor HTTP, and imports no tokenizer: text in, events out.
 """
 
 from cardan.parsers.answers import AnswerFormat, Wanted, read_answer
-from cardan.parsers.base import Parser, ParserContext, read_tools
+from cardan.parsers.base import Parser, ParserContext, new_call_id, read_tools
 from cardan.parsers.events import (
     Answer,
     CallArguments,
@@ -40,6 +40,7 @@ __all__ = [
     "ToolFormat",
     "Wanted",
     "choose_parsers",
+    "new_call_id",
     "read_answer",
     "read_tools",
 ]

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from cardan.parsers.base import Parser, ParserContext
 from cardan.parsers.events import Answer
 from cardan.parsers.formats import ReasoningFormat, ToolFormat
+from cardan.parsers.json_formats import ForcedCallsParser
 from cardan.parsers.reasoning import PlainParser, ReasoningParser
 from cardan.parsers.registry import REASONING_FORMATS, TOOL_FORMATS, choose_parsers
 
@@ -70,12 +71,14 @@ class AnswerFormat:
 
     def parser(self, wanted: Wanted) -> Parser:
         """A parser for one answer."""
-        reasoning, tools = self.reasoning, wanted.tools if self.tools is not None else None
-        if reasoning is not None and reasoning.build is not None:
-            return reasoning.build(tools, wanted.reasoning)
+        reasoning, tools = self.reasoning, wanted.tools if self.tools is not None or wanted.forced else None
         inner: Parser = PlainParser()
         starts: tuple[str, ...] = ()
-        if self.tools is not None and tools is not None:
+        if reasoning is not None and reasoning.build is not None:
+            return ForcedCallsParser(tools) if wanted.forced and tools else reasoning.build(tools, wanted.reasoning)
+        if wanted.forced and tools is not None:
+            inner = ForcedCallsParser(tools)
+        elif self.tools is not None and tools is not None:
             inner, starts = self.tools.build(tools), self.tools.starts
         if reasoning is None or not wanted.reasoning:
             return inner
@@ -91,11 +94,13 @@ class Wanted:
         tools: the functions whose calls are looked for; None leaves calls in the content.
         reasoning: whether reasoning is told apart.
         prompt: the end of the rendered prompt, which says whether it has opened the reasoning already.
+        forced: whether a grammar makes the model call, in the form that ``ForcedCallsParser`` reads.
     """
 
     tools: ParserContext | None = None
     reasoning: bool = True
     prompt: str = ""
+    forced: bool = False
 
 
 def read_answer(parser: Parser, text: str) -> Answer:

@@ -6,6 +6,7 @@ It parses nothing itself.
 from __future__ import annotations
 
 import functools
+import json
 import secrets
 import string
 from collections.abc import Mapping
@@ -39,6 +40,7 @@ _HERMES = ToolFormat(
     starts=("<tool_call>",),
     signs=("<tool_call>",),
     no_signs=("<arg_key>", "<function="),
+    frame=lambda name: (f'<tool_call>\n{{"name": {json.dumps(name)}, "arguments": ', "}\n</tool_call>"),
 )
 
 BUILT_IN_TOOL_FORMATS: Mapping[str, ToolFormat] = {

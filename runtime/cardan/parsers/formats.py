@@ -22,6 +22,8 @@ class ToolFormat:
         signs: texts that a chat template of this format holds, all of them; none for formats that cannot be told.
         no_signs: texts that it does not hold.
         new_id: makes the id of a call, where the model writes none and its chat template wants a certain form.
+        frame: what stands before and behind the arguments of a call of a function, from one of ``starts`` on, where
+            they are JSON and the frame is no special token; it lets a grammar hold arguments to their schema.
     """
 
     build: Callable[[ParserContext], Parser]
@@ -30,6 +32,7 @@ class ToolFormat:
     signs: tuple[str, ...] = ()
     no_signs: tuple[str, ...] = ()
     new_id: Callable[[], str] = new_call_id
+    frame: Callable[[str], tuple[str, str]] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

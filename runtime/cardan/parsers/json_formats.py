@@ -38,6 +38,19 @@ class LlamaParser(BareCallParser):
         yield from self._read_objects()
 
 
+class ForcedCallsParser(BareCallParser):
+    """``[{"name": …, "arguments": {…}}, …]`` or one such object: the answer of a model that was made to call."""
+
+    starts = Markers([])
+
+    def _read_opening(self) -> Script[None]:
+        yield from self._source.skip_space()
+        listed = yield from self._source.accept("[")
+        yield from self._read_objects()
+        if listed:
+            yield from self._source.accept_spaced("]")
+
+
 class MistralParser(JsonCallParser):
     """``[TOOL_CALLS][{"name": …, "arguments": {…}}, …]``, or ``[TOOL_CALLS]NAME[ARGS]{…}`` for each call.
 

@@ -14,6 +14,10 @@ Script: TypeAlias = Generator[None, None, T]
 """A step of reading: it yields to wait for more text."""
 
 
+MAX_SPACES = 64
+"""Most white space that is held back for what may follow; a model that writes nothing else must not cost ever more."""
+
+
 class Markers:
     """Texts to look for, and what must be held back because it may still become one of them."""
 
@@ -171,8 +175,8 @@ class Source:
 
         Args:
             markers: what ends a piece.
-            hold_space: keep white space for the next piece, so that a piece with a marker has all that stood before
-                it since the last word.
+            hold_space: keep white space for the next piece, so that a piece with a marker has what stood before it
+                since the last word, up to ``MAX_SPACES`` characters.
         """
         while True:
             found = markers.find(self._text, self._position)
@@ -182,17 +186,21 @@ class Source:
                 return self._piece_before(len(self._text), "", hold_space=hold_space)
             end = len(self._text) - markers.num_held(self._text, self._position)
             if hold_space:
-                end = self._position + len(self._text[self._position : end].rstrip())
+                end -= self._num_spaces(end)
             if end > self._position:
                 return self.take(end - self._position), None
             yield
 
     def _piece_before(self, end: int, marker: str, *, hold_space: bool) -> tuple[str, str | None]:
-        if hold_space:
-            words = self._text[self._position : end].rstrip()
-            if words:
-                return self.take(len(words)), None
+        words_end = end - self._num_spaces(end)
+        if hold_space and words_end > self._position:
+            return self.take(words_end - self._position), None
         return self.take(end - self._position), marker
+
+    def _num_spaces(self, end: int) -> int:
+        """How many characters of white space stand before ``end``, but no more than are held back."""
+        tail = self._text[max(self._position, end - MAX_SPACES) : end]
+        return len(tail) - len(tail.rstrip())
 
     def until(self, markers: Markers) -> Script[tuple[str, str]]:
         """Everything up to a marker, and that marker, which is not taken; an empty one at the end of the text."""

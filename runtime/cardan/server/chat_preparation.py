@@ -13,7 +13,8 @@ from typing import Any
 
 from cardan.engine.api import GenerateRequest
 from cardan.errors import RequestError
-from cardan.parsers import AnswerFormat, ParserContext, Wanted
+from cardan.parsers import AnswerFormat, ParserContext, Wanted, new_call_id
+from cardan.server.forced_calls import forced_grammar, strict_grammar
 from cardan.server.generation import Job
 from cardan.server.openai_bodies import MANY_PIECES, ChatBody, count_pieces, read_messages
 from cardan.server.openai_deltas import AnswerReader
@@ -89,10 +90,10 @@ async def prepare_chat(state: ServerState, body: ChatBody) -> PreparedChat:
     info = state.engine.info
     kept = min(len(ids), info.max_input_tokens)  # what is more is refused or cut
     room = max(1, min(info.context_length, info.max_total_tokens) - kept - 1)
-    wanted = _wanted(
-        form, body, tools, _begun(form, messages[-1]["content"]) if body.continue_final_message else prompt
-    )
+    begun = _begun(form, messages[-1]["content"]) if body.continue_final_message else prompt
+    wanted = _wanted(form, body, tools, begun)
     sampling = body.sampling(room if limit is None else limit, minimum, info)
+    sampling = _with_grammar(state, sampling, (form, wanted), tools, body.parallel_tool_calls)
     request_id = body.rid or f"chatcmpl-{uuid.uuid4().hex}"
     generate = GenerateRequest(
         input_ids=ids,
@@ -111,22 +112,10 @@ def _read_tools(form: AnswerFormat, body: ChatBody) -> ToolUse:
     tools = read_tool_use(body.tools, body.tool_choice)
     if not tools.wanted:
         return tools
-    if form.tools is None:
+    if form.tools is None and not tools.forced:
         raise RequestError(
             "'tools' cannot be called: this server does not know how the model writes calls. Leave the field out, or "
             "start the server with --tool-call-parser NAME (docs/tools-and-reasoning.md lists the names).",
-            param="tools",
-            code="unsupported_parameter",
-        )
-    if tools.forced:
-        raise RequestError(
-            "'tool_choice' cannot force a call: output constrained by a grammar is not available. Send 'auto'.",
-            param="tool_choice",
-            code="unsupported_parameter",
-        )
-    if tools.strict:
-        raise RequestError(
-            "'tools' asks for \"strict\": true, but arguments are not held to their schema. Leave 'strict' out.",
             param="tools",
             code="unsupported_parameter",
         )
@@ -134,17 +123,41 @@ def _read_tools(form: AnswerFormat, body: ChatBody) -> ToolUse:
 
 
 def _wanted(form: AnswerFormat, body: ChatBody, tools: ToolUse, begun: str) -> Wanted:
-    if body.separate_reasoning and form.reasoning is None:
+    context = None
+    if tools.wanted:
+        new_id = new_call_id if form.tools is None else form.tools.new_id
+        context = ParserContext(tools=tools.schemas or {}, new_id=new_id)
+    return Wanted(
+        tools=context,
+        reasoning=body.separate_reasoning is not False,
+        prompt=begun,
+        forced=tools.wanted and tools.forced,
+    )
+
+
+def _with_grammar(
+    state: ServerState, sampling: SamplingParams, prepared: tuple[AnswerFormat, Wanted], tools: ToolUse, parallel: bool
+) -> SamplingParams:
+    """Make the model call where a call is forced or strict, and let a grammar begin behind the reasoning."""
+    form, wanted = prepared
+    grammar = sampling.grammar
+    if tools.wanted and grammar is not None:
         raise RequestError(
-            "'separate_reasoning' is true, but this server does not know how the model marks its reasoning. Leave it "
-            "out, or start the server with --reasoning-parser NAME (docs/tools-and-reasoning.md lists the names).",
-            param="separate_reasoning",
+            "'response_format' and its like leave no room for calls of 'tools'. Send tool_choice 'none', or drop one.",
+            param="tools",
             code="unsupported_parameter",
         )
-    context = None
-    if tools.wanted and form.tools is not None:
-        context = ParserContext(tools=tools.schemas or {}, new_id=form.tools.new_id)
-    return Wanted(tools=context, reasoning=body.separate_reasoning is not False, prompt=begun)
+    if tools.wanted and tools.forced:
+        grammar = forced_grammar(tools, parallel=parallel)
+    elif tools.wanted and tools.strict and form.tools is not None:
+        grammar = strict_grammar(tools, form.tool_parser or "", form.tools)
+    if grammar is None:
+        return sampling
+    reasoning = form.reasoning
+    if reasoning is not None and reasoning.build is None and not wanted.prompt.rstrip().endswith(reasoning.closing):
+        ids = state.engine.tokenizer.encode(reasoning.closing, add_special_tokens=False)
+        grammar = dataclasses.replace(grammar, starts_after=tuple(ids))
+    return dataclasses.replace(sampling, grammar=grammar)
 
 
 def _begun(form: AnswerFormat, content: str) -> str:
