@@ -57,12 +57,14 @@ class KeywordTable:
         enforced: keywords that hold in every output.
         formats: values of ``format`` that it enforces.
         notes: for a keyword, what is different from the standard.
+        requires_declared: ``required`` holds for names under ``properties`` only.
         approximate: keywords that it enforces, but drops in part where a request takes schemas that are not enforced.
     """
 
     enforced: frozenset[str]
     formats: frozenset[str]
     notes: Mapping[str, str] = field(default_factory=dict)
+    requires_declared: bool = False
     approximate: frozenset[str] = frozenset()
 
 
@@ -87,6 +89,9 @@ def unenforced_keywords(schema: Any, table: KeywordTable) -> list[Unenforced]:
             missing = _missing(name, value, table)
             if missing is not None:
                 found.setdefault(missing, Unenforced(missing, f"{path}/{name}"))
+        if table.requires_declared and _requires_undeclared(part):
+            name = "required of undeclared properties"
+            found.setdefault(name, Unenforced(name, f"{path}/required"))
     return list(found.values())
 
 
@@ -103,6 +108,11 @@ def _missing(name: str, value: Any, table: KeywordTable) -> str | None:
     if name in table.enforced or _asks_nothing(name, value):
         return None
     return name[:60]
+
+
+def _requires_undeclared(part: dict[str, Any]) -> bool:
+    required, declared = part.get("required"), part.get("properties", {})
+    return isinstance(required, list) and any(name not in declared for name in required)
 
 
 def _asks_nothing(name: str, value: Any) -> bool:

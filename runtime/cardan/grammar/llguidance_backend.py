@@ -81,8 +81,9 @@ KEYWORDS = KeywordTable(
 class LlguidanceMatcher:
     """Follows one output."""
 
-    def __init__(self, matcher: llguidance.LLMatcher) -> None:
+    def __init__(self, matcher: llguidance.LLMatcher, words: int) -> None:
         self._matcher = matcher
+        self._words = words
 
     @property
     def complete(self) -> bool:
@@ -105,7 +106,7 @@ class LlguidanceMatcher:
     def fill(self, row: MaskRow) -> None:
         """Write the mask of the next token; bits beyond the vocabulary become 0."""
         row[:] = 0
-        self._matcher.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
+        self._matcher.unsafe_compute_mask_ptr(row.ctypes.data, self._words * row.itemsize)
 
     def forced(self) -> list[int]:
         """Tokens that spell what must follow, where there is one way to go on."""
@@ -115,12 +116,13 @@ class LlguidanceMatcher:
 class LlguidanceGrammar:
     """A compiled grammar: a matcher that is copied for each output."""
 
-    def __init__(self, template: llguidance.LLMatcher) -> None:
+    def __init__(self, template: llguidance.LLMatcher, words: int) -> None:
         self._template = template
+        self._words = words
 
     def matcher(self) -> LlguidanceMatcher:
         """A fresh matcher."""
-        return LlguidanceMatcher(self._template.deep_copy())
+        return LlguidanceMatcher(self._template.deep_copy(), self._words)
 
 
 class LlguidanceBackend:
@@ -149,8 +151,9 @@ class LlguidanceBackend:
         matcher = self._library.LLMatcher(self._tokenizer, text, log_level=0, limits=self._limits)
         if matcher.is_error():
             raise refused_grammar(spec, _explain(matcher.get_error()))
-        grammar = LlguidanceGrammar(matcher)
-        row = np.zeros(-(-self._vocabulary.size // 32), dtype=np.uint32)
+        words = -(-self._vocabulary.size // 32)
+        grammar = LlguidanceGrammar(matcher, words)
+        row = np.zeros(words, dtype=np.uint32)
         tried = grammar.matcher()
         tried.fill(row)
         if tried.error is not None:

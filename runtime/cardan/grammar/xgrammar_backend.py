@@ -57,8 +57,9 @@ KEYWORDS = KeywordTable(
         "enum": "written without white space",
         "pattern": "must match the whole text",
         "properties": "outputs have them in the order of the schema",
-        "required": "for declared properties only",
+        "required": "of properties that are declared",
     },
+    requires_declared=True,
 )
 
 

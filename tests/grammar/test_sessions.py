@@ -1,0 +1,204 @@
+"""One request's way through a grammar, the masks of a step, and compiling beside the scheduler."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+from grammar_words import EOS, WORDS_TOKENIZER, allowed, spec, vocabulary
+
+from cardan.errors import RequestError
+from cardan.grammar import GRAMMAR_BACKENDS, FreeMask, GrammarCompiler, GrammarOptions, GrammarSession, MaskBuffers
+from cardan.grammar import compiler as compiling
+from cardan.grammar import session as sessions
+
+FREE = FreeMask(vocabulary().size, {EOS}, -(-vocabulary().size // 32) + 1)
+
+
+def session(backend: Any, pattern: str, **changes: Any) -> GrammarSession:
+    return GrammarSession(backend.compile(spec("regex", pattern)).matcher(), FREE, **changes)
+
+
+def test_forced_tokens_are_the_only_ones_allowed_and_kept_to(backend: Any) -> None:
+    follows = session(backend, "hello the [0-9]+z")
+    while follows.forced:
+        token = follows.forced[0]
+        assert allowed(follows) == {token}
+        assert follows.accept(token)
+    assert allowed(follows)
+    assert follows.error is None
+
+
+def test_another_token_than_the_forced_one_is_an_error(backend: Any) -> None:
+    follows = session(backend, "hello the [0-9]+z")
+    assert follows.forced
+    assert not follows.accept(WORDS_TOKENIZER.encode("h")[0])
+    assert follows.error == "the mask that forbids it was not applied"
+    assert allowed(follows) == set()
+    assert not follows.accept(follows.forced[0])
+    assert not follows.complete
+
+
+def test_tokens_that_end_a_request_or_are_biased_are_not_forced(backend: Any) -> None:
+    first = session(backend, "hello the [0-9]+z").forced[0]
+    assert not session(backend, "hello the [0-9]+z", never_forced={first}).forced
+
+
+def test_a_grammar_begins_behind_the_thinking(backend: Any) -> None:
+    after = WORDS_TOKENIZER.encode("\n\ntion")
+    follows = session(backend, "ab+", starts_after=after)
+    everything = set(range(vocabulary().size)) - {EOS}
+    for token in [*WORDS_TOKENIZER.encode("anything"), after[0], after[0]]:
+        assert allowed(follows) == everything
+        assert follows.accept(token)
+        assert not follows.complete
+    assert follows.accept(after[1])
+    assert allowed(follows) < everything
+    assert not follows.accept(WORDS_TOKENIZER.encode("x")[0])
+
+
+def test_a_token_that_takes_too_long_ends_the_request(backend: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sessions, "MAX_STEP_S", -1.0)
+    follows = session(backend, "[a-z]+")
+    assert allowed(follows) == set()
+    assert follows.error is not None
+    assert "took longer than" in follows.error
+
+
+def test_masks_of_two_steps_do_not_share_memory(backend: Any) -> None:
+    buffers = MaskBuffers(3, vocabulary().size + 40)
+    follows = session(backend, "[0-9]+")
+    first = buffers.fill([follows, None])
+    kept = first.copy()
+    follows.accept(WORDS_TOKENIZER.encode("1")[0])
+    second = buffers.fill([None, follows])
+    assert (first == kept).all()
+    assert first.shape == (2, -(-(vocabulary().size + 40) // 32))
+    assert (first[1] == 0xFFFFFFFF).all()
+    assert (second[0] == 0xFFFFFFFF).all()
+    assert (second[1] != first[0]).any()
+    bits = np.unpackbits(first[0].view(np.uint8), bitorder="little")
+    assert not bits[vocabulary().size :].any()
+
+
+# --- compiling ---
+
+
+class Slow:
+    """A backend that waits, and fails or hangs when it is told to."""
+
+    def __init__(self) -> None:
+        self.go = threading.Event()
+        self.compiled: list[str] = []
+
+    def compile(self, asked: Any) -> Any:
+        self.compiled.append(asked.text)
+        assert self.go.wait(20)
+        if asked.text == "bad":
+            raise RequestError("no such rule", param="regex")
+        if asked.text == "worse":
+            raise RuntimeError("bug")
+        return asked.text
+
+
+def wait_ready(compiler: GrammarCompiler, count: int) -> list[Any]:
+    found: list[Any] = []
+    deadline = time.monotonic() + 20
+    while len(found) < count and time.monotonic() < deadline:
+        found += compiler.take_ready()
+        time.sleep(0.002)
+    return found
+
+
+def test_each_grammar_is_compiled_once_for_all_who_wait() -> None:
+    slow = Slow()
+    compiler = GrammarCompiler(lambda: slow, 10)
+    asked = spec("regex", "a")
+    assert compiler.submit("r1", asked) is None
+    assert compiler.submit("r2", asked) is None
+    assert compiler.submit("gone", asked) is None
+    compiler.cancel("gone")
+    assert compiler.num_pending == 1
+    slow.go.set()
+    assert {(one.name, one.result) for one in wait_ready(compiler, 2)} == {("r1", "a"), ("r2", "a")}
+    assert compiler.submit("r3", asked) == "a"
+    assert slow.compiled == ["a"]
+    totals = compiler.totals()
+    assert (totals["grammar_compiled"], totals["grammar_cache_hits"]) == (1, 3)
+    compiler.close()
+
+
+@pytest.mark.parametrize(("text", "message"), [("bad", "no such rule"), ("worse", "the compiler failed .RuntimeError")])
+def test_failures_are_remembered(text: str, message: str) -> None:
+    slow = Slow()
+    slow.go.set()
+    compiler = GrammarCompiler(lambda: slow, 10)
+    compiler.submit("r1", spec("regex", text))
+    (ready,) = wait_ready(compiler, 1)
+    with pytest.raises(RequestError, match=message):
+        raise ready.result
+    with pytest.raises(RequestError, match=message):
+        compiler.submit("r2", spec("regex", text))
+    assert slow.compiled == [text]
+    assert compiler.totals()["grammar_failed"] == 1
+    compiler.close()
+
+
+def test_a_compilation_that_hangs_fails_its_request_and_no_other() -> None:
+    slow, fast = Slow(), Slow()
+    fast.go.set()
+
+    class Both:
+        def compile(self, asked: Any) -> Any:
+            return (slow if asked.text.startswith("slow") else fast).compile(asked)
+
+    compiler = GrammarCompiler(Both, 0.2)
+    for index in range(compiling.MAX_LOST_THREADS):
+        compiler.submit(f"r{index}", spec("regex", f"slow{index}"))
+    compiler.submit("fine", spec("regex", "b"))
+    found = {one.name: one.result for one in wait_ready(compiler, compiling.MAX_LOST_THREADS + 1)}
+    assert found.pop("fine") == "b"
+    assert len(found) == compiling.MAX_LOST_THREADS
+    for error in found.values():
+        assert "longer than 0.2 s (--grammar-compile-timeout-s)" in str(error)
+    with pytest.raises(RequestError, match="still being compiled after their time"):
+        compiler.submit("more", spec("regex", "c"))
+    slow.go.set()
+    deadline = time.monotonic() + 20
+    while compiler._lost and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert compiler.submit("more", spec("regex", "c")) is None
+    assert wait_ready(compiler, 1)[0].result == "c"
+    compiler.close()
+
+
+def test_the_cache_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiling, "MAX_CACHED", 2)
+    slow = Slow()
+    slow.go.set()
+    compiler = GrammarCompiler(lambda: slow, 10)
+    for text in ("a", "b", "c"):
+        compiler.submit(text, spec("regex", text))
+        wait_ready(compiler, 1)
+    assert compiler.submit("again", spec("regex", "c")) == "c"
+    assert compiler.submit("again", spec("regex", "a")) is None
+    compiler.close()
+
+
+def test_long_chains_of_rules_do_not_overflow_the_stack() -> None:
+    """Such a chain ends a process whose thread has a stack of the usual size."""
+    kind = GRAMMAR_BACKENDS["llguidance"]
+    compiler = GrammarCompiler(lambda: kind.make(vocabulary(), GrammarOptions()), 60)
+    links = {
+        f"a{i}": {"type": "object", "properties": {"x": {"$ref": f"#/$defs/a{i + 1}"}}, "required": ["x"]}
+        for i in range(998)
+    }
+    schema = {"$ref": "#/$defs/a0", "$defs": {**links, "a998": {"type": "integer"}}}
+    compiler.submit("r", spec("json_schema", schema))
+    (ready,) = wait_ready(compiler, 1)
+    assert not isinstance(ready.result, Exception)
+    assert allowed(ready.result.matcher()) & set(WORDS_TOKENIZER.encode("{"))
+    compiler.close()
