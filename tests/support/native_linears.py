@@ -11,7 +11,7 @@ import numpy as np
 from native_bench import from_bits, to_bits
 
 from cardan.platform import LinearSpec
-from cardan.quantization import FORMATS, dequantize
+from cardan.quantization import FLOAT8_FORMATS, FORMATS, INTEGER_FORMATS, dequantize
 from cardan.testing.conformance.linear_checks import make_view
 from cardan.types import TensorView
 from cardan_cpu.native_linear import NativeLinear
@@ -25,7 +25,10 @@ GROUPED = (
         for group in (32, 64, 128)
         for scale in ("F16", "BF16", "F32")
     ),
+    *("MXFP4", *INTEGER_FORMATS),
 )
+FLOATS = FLOAT8_FORMATS
+"""Formats whose codes are floats with a scale for each group: activations are multiplied as they are."""
 EPS = 2.0**-24
 ROUNDOFF = {"float32": 2.0**-24, "bfloat16": 2.0**-8, "float16": 2.0**-11}
 """Half a unit in the last place, relative to the value."""

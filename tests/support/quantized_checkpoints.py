@@ -36,8 +36,13 @@ CONFIG: dict[str, Any] = {
     "eos_token_id": 2,
 }
 DTYPES = {
-    "float64": "F64", "float32": "F32", "float16": "F16",
-    "int64": "I64", "int32": "I32", "int8": "I8", "uint8": "U8",
+    "float64": "F64",
+    "float32": "F32",
+    "float16": "F16",
+    "int64": "I64",
+    "int32": "I32",
+    "int8": "I8",
+    "uint8": "U8",
 }
 
 

@@ -6,11 +6,12 @@ It opens no device.
 from __future__ import annotations
 
 from cardan.platform import Capability, Evidence, Feature, Support
+from cardan.quantization import FLOAT8_FORMATS, INTEGER_FORMATS, format_spec
 from cardan_cpu.host import Host
 from cardan_cpu.kernels import RUN_VARIANTS
 
 DENSE_FORMATS = ("F32", "F16", "BF16")
-BLOCK_FORMATS = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K")
+BLOCK_FORMATS = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "MXFP4")
 AFFINE_FORMATS = tuple(
     f"AFFINE{bits}_{group}_{scale}" for bits in (4, 8) for group in (32, 64, 128) for scale in ("F16", "BF16", "F32")
 )
@@ -46,6 +47,8 @@ def torch_features(host: Host) -> dict[str, Capability]:
         features[f"weights:{fmt}"] = _emulated("no GEMM here takes block formats")
     for fmt in AFFINE_FORMATS:
         features[f"weights:{fmt}"] = _emulated("no GEMM here takes affine groups")
+    for fmt in (*INTEGER_FORMATS, *FLOAT8_FORMATS):
+        features[f"weights:{fmt}"] = _emulated("no GEMM here takes groups with a scale")
     return features
 
 
@@ -63,12 +66,22 @@ def native_features(variant: str) -> dict[str, Capability]:
         Feature.GRAPH: _native("decode steps are recorded once for each number of rows, and replayed by one call"),
     }
     taken = _native_formats(variant)
-    for fmt in (*DENSE_FORMATS, *BLOCK_FORMATS, *AFFINE_FORMATS):
-        how = "multiplied as they are" + ("" if fmt in DENSE_FORMATS else "; activations as the option says")
-        features[f"weights:{fmt}"] = _native(how) if fmt in taken else _emulated("no kernel here takes this format")
+    for fmt in (*DENSE_FORMATS, *BLOCK_FORMATS, *AFFINE_FORMATS, *INTEGER_FORMATS, *FLOAT8_FORMATS):
+        how = _native(_how_multiplied(fmt))
+        features[f"weights:{fmt}"] = how if fmt in taken else _emulated("no kernel here takes this format")
     if variant in RUN_VARIANTS:
         return features
     return {name: _untried(answer) for name, answer in features.items()}
+
+
+def _how_multiplied(fmt: str) -> str:
+    if fmt in DENSE_FORMATS:
+        return "multiplied as they are"
+    if fmt in FLOAT8_FORMATS:
+        return "widened a piece at a time; activations as they are"
+    if format_spec(fmt).activations is not None:
+        return "multiplied as they are; activations as the option says, which is nearer to them than the format asks"
+    return "multiplied as they are; activations as the option says"
 
 
 def _native_formats(variant: str) -> frozenset[str]:

@@ -26,6 +26,7 @@ from cardan.platform import (
     Requantized,
     Support,
 )
+from cardan.quantization import FLOAT8_FORMATS, INTEGER_FORMATS
 from cardan_mlx.backend import Backend, backend, missing
 from cardan_mlx.repacking import AFFINE_BITS, AFFINE_GROUPS, EXACT, REQUANTIZED
 
@@ -198,6 +199,8 @@ def _formats(native: Any, emulated: Any) -> dict[str, Capability]:
         formats[f"weights:{fmt}"] = replace(native(why), requantized=Requantized(bits=8, group=32))
     for fmt in WIDENED_FORMATS:
         formats[f"weights:{fmt}"] = emulated("MLX has no groups of 16")
+    for fmt in (*INTEGER_FORMATS, *FLOAT8_FORMATS, "MXFP4"):
+        formats[f"weights:{fmt}"] = emulated("no GEMM here takes such groups")
     for name, bits in (("mlx_q4", 4), ("mlx_q8", 8)):
         made = native(f"dense weights to {bits} bits over groups of 64 at load")
         formats[f"quantize:{name}"] = replace(made, requantized=Requantized(bits, group=64))

@@ -127,7 +127,7 @@ def open_and_resolve(config: EngineConfig, progress: Progress = _silent, platfor
     refused = config.model.quantization_fallback == "refuse"
     elsewhere = platforms_claiming(model.facts.weight_formats, but=platform.name) if refused else {}
     facts = platform_facts(platform, device, model.facts, elsewhere)
-    plan = resolve(config, model.facts, facts, drawn_seed=secrets.randbits(32))
+    plan = resolve(config, model.facts, facts, drawn_seed=secrets.randbits(32)).with_notes(*checkpoint.notes)
     plan = with_sampling_defaults(
         plan, config.model.sampling_defaults, checkpoint.generation_config, facts.capabilities
     )

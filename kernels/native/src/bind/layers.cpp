@@ -45,6 +45,8 @@ void bind_layers(nb::module_& module) {
   module.def("concat", &concat, nb::arg("parts"), Unlocked(), "Join along the last axis.");
   module.def("gather_rows", &gather_rows, nb::arg("x"), nb::arg("index"), Unlocked(),
              "Entries of the first axis by int32 index.");
+  module.def("permute_columns", &permute_columns, nb::arg("x"), nb::arg("order"), Unlocked(),
+             "Columns of the last axis by int32 index, one for each.");
   module.def("scatter_rows", &scatter_rows, nb::arg("x"), nb::arg("index"), nb::arg("values"), Unlocked(),
              "x with entries of the first axis replaced, in place where x is contiguous.");
 }

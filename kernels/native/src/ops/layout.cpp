@@ -83,6 +83,23 @@ Tensor gather_rows(const Tensor& x, const Tensor& index) {
   return out;
 }
 
+Tensor permute_columns(const Tensor& x, const Tensor& order) {
+  expect_shape("permute_columns", "order", order, {x.width()});
+  expect_indices("permute_columns", "order", order, x.width());
+  const Tensor columns = contiguous(order);
+  Tensor out = Tensor::empty(x.dims(), x.dtype);
+  with_float(x.dtype, "permute_columns", [&]<class T>(T) {
+    dispatch({&x, &columns, &out}, [from = Lines(x), to = Rows(out), index = columns.ptr<int32_t>()](Pool& pool) {
+      for_pieces(pool, to.rows, to.width, [&](int64_t row, int64_t first, int64_t count) {
+        const T* source = from.at<T>(row);
+        T* target = to.at<T>(row) + first;
+        for (int64_t i = 0; i < count; ++i) target[i] = source[index[first + i]];
+      });
+    });
+  });
+  return out;
+}
+
 Tensor scatter_rows(const Tensor& x, const Tensor& index, const Tensor& values) {
   check_index("scatter_rows", x, index);
   expect_dtype("scatter_rows", "values", values, x.dtype);

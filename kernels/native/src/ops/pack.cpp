@@ -16,8 +16,17 @@ struct Lane {
   int64_t index;
 };
 
+int64_t panel_code_bytes(Codes codes, int64_t columns) {
+  if (codes >= Codes::kNibble) return columns / kGroup * group_bytes(codes);
+  return (codes == Codes::kBF16 ? (columns + 1) / 2 * 2 : columns) * group_bytes(codes);
+}
+
 // 32 codes of a row, into their group.
 void place_group(Codes kind, const uint8_t* codes, uint8_t* group, int64_t lane) {
+  if (kind == Codes::kE4M3) {
+    for (int element = 0; element < kGroup; ++element) group[element * kPanel + lane] = codes[element];
+    return;
+  }
   if (kind == Codes::kByte) {
     for (int step = 0; step < 8; ++step) std::memcpy(group + step * kLine + lane * 4, codes + 4 * step, 4);
     return;
@@ -64,7 +73,7 @@ void place_super_scales(const Format& format, const Block& block, int64_t index,
 
 void place_blocks(const Format& format, const uint8_t* raw, int64_t columns, const Lane& lane) {
   Block block;
-  const int64_t blocks = columns / format.elements, group_size = group_bytes(format.codes);
+  const int64_t blocks = columns / format.elements, group_size = panel_code_bytes(format.codes, kGroup);
   uint8_t* group = lane.codes;
   for (int64_t index = 0; index < blocks; ++index, raw += format.bytes) {
     format.take_apart(raw, format, block);
@@ -129,11 +138,6 @@ int64_t panel_scale_bytes(const Format& format, int64_t columns) {
   if (format.scales == Scales::kSuper)
     return columns / kSuperBlock * parts * kPanel * (2 + kSuperBlock / format.scale_group);
   return columns / format.scale_group * parts * kPanel * (format.scales == Scales::kF32 ? 4 : 2);
-}
-
-int64_t panel_code_bytes(Codes codes, int64_t columns) {
-  if (codes >= Codes::kNibble) return columns / kGroup * group_bytes(codes);
-  return (codes == Codes::kBF16 ? (columns + 1) / 2 * 2 : columns) * group_bytes(codes);
 }
 
 const Format& check(const PackRequest& request) {
@@ -208,7 +212,7 @@ std::shared_ptr<const PackedLinear> pack(const PackRequest& request) {
   packed->offset = format.offset;
   packed->has_minimums = format.has_minimums;
   packed->signed_scales = format.signed_scales;
-  packed->activations = format.scales == Scales::kNone ? Activations::kFloat : request.activations;
+  packed->activations = packed->grouped() ? request.activations : Activations::kFloat;
   packed->dtype = request.dtype;
   packed->code_bytes = panel_code_bytes(packed->codes, request.columns);
   packed->scale_bytes = panel_scale_bytes(format, request.columns);

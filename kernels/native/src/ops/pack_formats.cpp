@@ -50,6 +50,30 @@ void affine(const uint8_t* block, const Format& format, Block& out) {
   }
 }
 
+// Signed codes: nibbles are stored + 8, bytes as they are.
+template <int kBits, int kScaleBytes>
+void integers(const uint8_t* block, const Format& format, Block& out) {
+  std::memcpy(&out.scale, block, kScaleBytes);
+  const uint8_t* packed = block + kScaleBytes;
+  for (int i = 0; i < format.elements; ++i)
+    out.codes[i] = kBits == 8 ? packed[i] ^ 0x80 : packed[i / 2] >> (i % 2 * 4) & 15;
+}
+
+void float8(const uint8_t* block, const Format& format, Block& out) {
+  std::memcpy(&out.scale, block, 4);
+  std::memcpy(out.codes, block + 4, format.elements);
+}
+
+// Twice the values of E2M1 floats are whole numbers; half the power of two is a bfloat16, which 2^-127 and 2^-128 are
+// without an exponent of their own.
+void mxfp4(const uint8_t* block, const Format&, Block& out) {
+  constexpr uint8_t kDoubled[16] = {12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0};
+  const uint32_t exponent = block[0];
+  out.scale = exponent == 255 ? 0x7fc0 : exponent > 1 ? (exponent - 1) << 7 : 0x20u << exponent;
+  nibbles(block + 1, out.codes);
+  for (int i = 0; i < 32; ++i) out.codes[i] = kDoubled[out.codes[i]];
+}
+
 // Eight 6-bit scales and eight 6-bit minimums in twelve bytes.
 void six_bit_pairs(const uint8_t* packed, Block& out) {
   for (int i = 0; i < 4; ++i) {
@@ -133,6 +157,18 @@ constexpr Format affine_format(const char* name, Scales scales) {
           false, wide ? &affine<kBits, 4> : &affine<kBits, 2>};
 }
 
+template <int kBits, int kGroupSize>
+constexpr Format integer_format(const char* name, Scales scales) {
+  constexpr Codes kCodes = kBits == 4 ? Codes::kNibble : Codes::kByte;
+  const bool wide = scales == Scales::kF32;
+  return {name,  kGroupSize, (wide ? 4 : 2) + kGroupSize * kBits / 8, kCodes, scales, kGroupSize, false,
+          kBits == 4 ? 8 : 128, false, wide ? &integers<kBits, 4> : &integers<kBits, 2>};
+}
+
+constexpr Format float8_format(const char* name, int group) {
+  return {name, group, 4 + group, Codes::kE4M3, Scales::kF32, group, false, 0, false, &float8};
+}
+
 constexpr Format kFormats[] = {
     {.name = "F32", .elements = 1, .bytes = 4, .codes = Codes::kF32},
     {.name = "F16", .elements = 1, .bytes = 2, .codes = Codes::kF16},
@@ -167,6 +203,31 @@ constexpr Format kFormats[] = {
     affine_format<8, 128>("AFFINE8_128_F16", Scales::kF16),
     affine_format<8, 128>("AFFINE8_128_BF16", Scales::kBF16),
     affine_format<8, 128>("AFFINE8_128_F32", Scales::kF32),
+    {"MXFP4", 32, 17, Codes::kFive, Scales::kBF16, 32, false, 12, false, &mxfp4},
+    integer_format<4, 32>("INT4_32_F16", Scales::kF16),
+    integer_format<4, 32>("INT4_32_BF16", Scales::kBF16),
+    integer_format<4, 32>("INT4_32_F32", Scales::kF32),
+    integer_format<4, 64>("INT4_64_F16", Scales::kF16),
+    integer_format<4, 64>("INT4_64_BF16", Scales::kBF16),
+    integer_format<4, 64>("INT4_64_F32", Scales::kF32),
+    integer_format<4, 128>("INT4_128_F16", Scales::kF16),
+    integer_format<4, 128>("INT4_128_BF16", Scales::kBF16),
+    integer_format<4, 128>("INT4_128_F32", Scales::kF32),
+    integer_format<8, 32>("INT8_32_F16", Scales::kF16),
+    integer_format<8, 32>("INT8_32_BF16", Scales::kBF16),
+    integer_format<8, 32>("INT8_32_F32", Scales::kF32),
+    integer_format<8, 64>("INT8_64_F16", Scales::kF16),
+    integer_format<8, 64>("INT8_64_BF16", Scales::kBF16),
+    integer_format<8, 64>("INT8_64_F32", Scales::kF32),
+    integer_format<8, 128>("INT8_128_F16", Scales::kF16),
+    integer_format<8, 128>("INT8_128_BF16", Scales::kBF16),
+    integer_format<8, 128>("INT8_128_F32", Scales::kF32),
+    integer_format<8, 32>("INT8_32_F32_A8", Scales::kF32),
+    integer_format<8, 64>("INT8_64_F32_A8", Scales::kF32),
+    integer_format<8, 128>("INT8_128_F32_A8", Scales::kF32),
+    float8_format("FP8_32_F32", 32),
+    float8_format("FP8_64_F32", 64),
+    float8_format("FP8_128_F32", 128),
 };
 
 }  // namespace

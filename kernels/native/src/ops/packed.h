@@ -13,9 +13,9 @@
 //   kFive                     as kNibble, then one line: bit s of its byte i is bit 4 of byte i of line s
 //   kSix                      as kNibble, then two lines: bits 2(s % 4) and up of byte i of line s / 4 are bits 4 and 5
 //                             of byte i of line s
-// Scales lie apart, for each panel one run: for each scale group a row of 16 scales, then a row of 16 minimums where
-// the format has them. kSuper has, for each 256 inner elements, 16 float16 (and 16 for minimums), then for each scale
-// group 16 bytes that multiply them (and 16 for minimums).
+// Scales, which kE4M3 may have too, lie apart, for each panel one run: for each scale group a row of 16 scales, then a
+// row of 16 minimums where the format has them. kSuper has, for each 256 inner elements, 16 float16 (and 16 for
+// minimums), then for each scale group 16 bytes that multiply them (and 16 for minimums).
 #pragma once
 
 #include <memory>

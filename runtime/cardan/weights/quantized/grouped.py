@@ -19,7 +19,8 @@ from cardan.weights.quantized.module import Groups, Module
 def grouped_format(groups: Groups, bits: int, scale: str, *, symmetric: bool) -> str:
     """The format of groups: signed codes and the file's own scales, or a scale and an offset in float32.
 
-    Zero points times scales need more digits than a half has; float32 holds them.
+    Zero points times scales need more digits than a half has; float32 holds them, but for float32 scales, whose
+    products are rounded.
     """
     return integer_format(bits, groups.block, scale) if symmetric else affine_format(bits, groups.block, "F32")
 
