@@ -189,7 +189,7 @@ class FakeEngine:
             del self.open[rid]
 
     def _admit(self, request: GenerateRequest) -> tuple[int, ...]:
-        limits = RequestLimits(vocab_size=VOCAB_SIZE, platform="fake")
+        limits = RequestLimits(vocab_size=VOCAB_SIZE, platform="fake", grammar_backend="llguidance")
         check_request(request, limits)
         prompt = request.input_ids
         if prompt is None:
