@@ -298,6 +298,8 @@ def test_fields_that_ask_for_nothing(client: httpx.Client) -> None:
         "tools": [],
         "tool_choice": "none",
         "parallel_tool_calls": True,
+        "separate_reasoning": True,
+        "stream_reasoning": True,
         "response_format": {"type": "text"},
         "modalities": ["text"],
         "stop": None,
