@@ -184,6 +184,6 @@ def test_the_backend_is_chosen_by_name_or_by_what_is_installed() -> None:
 
 def test_a_backend_that_is_not_installed_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match="needs the module 'xgrammar'.*Run: pip install 'cardan\\[xgrammar\\]'"):
+    with pytest.raises(ConfigError, match=r"needs the module 'xgrammar'.*Run: pip install 'cardan\[xgrammar\]'"):
         choose_backend("xgrammar")
     assert choose_backend("auto")[0] == "none"

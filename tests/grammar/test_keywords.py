@@ -115,5 +115,5 @@ def test_allowed_keywords_are_dropped_and_no_others(backend: Any, backend_name: 
 
 def test_the_schemas_of_structural_tags_are_held_to_the_same() -> None:
     tag = {"structures": [{"begin": "<f>", "schema": {"not": {}}, "end": "</f>"}], "triggers": ["<f"]}
-    with pytest.raises(RequestError, match="not \\(at /not\\)"):
+    with pytest.raises(RequestError, match=r"not \(at /not\)"):
         check_grammar(spec("structural_tag", tag), "llguidance")
