@@ -10,7 +10,7 @@ import pytest
 kernels = pytest.importorskip("cardan_native")
 
 from native_bench import from_bits, to_bits  # noqa: E402
-from native_linears import DENSE, GROUPED, STEPS, Weight, drawn_view, make, pack, read  # noqa: E402
+from native_linears import DENSE, FLOATS, GROUPED, STEPS, Weight, drawn_view, make, pack, read  # noqa: E402
 
 from cardan.quantization import FORMATS, dequantize  # noqa: E402
 
@@ -44,7 +44,7 @@ def check(weight: Weight, x: np.ndarray, bound: np.ndarray) -> None:
     assert (worst <= 0).all(), f"{len(x)} rows: off by {np.abs(got - want).max():.3g}, allowed {bound.min():.3g}"
 
 
-@pytest.mark.parametrize("fmt", [*DENSE, *GROUPED])
+@pytest.mark.parametrize("fmt", [*DENSE, *FLOATS, *GROUPED])
 def test_float_activations_give_what_float32_sums_can(native, fmt: str) -> None:
     for index, columns in enumerate(columns_of(fmt)):
         weight = make(native, fmt, (OUTER[index % 5], columns), bias=bool(index % 2), seed=index)
@@ -99,7 +99,7 @@ def test_many_rows_and_rows_of_several_tensors(native, fmt: str, activations: st
         check(weight, x, weight.bound(x, kind))
 
 
-@pytest.mark.parametrize("fmt", [*DENSE, *GROUPED])
+@pytest.mark.parametrize("fmt", [*DENSE, *FLOATS, *GROUPED])
 def test_gathered_rows_are_the_checkpoints_own_bit_for_bit(native, fmt: str) -> None:
     columns = columns_of(fmt)[-1]
     view = drawn_view(fmt, 37, columns, 5)

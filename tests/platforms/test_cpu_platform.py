@@ -15,7 +15,7 @@ from cardan.engine.preparation import resolve_plan
 from cardan.errors import ConfigError, UnsupportedError
 from cardan.platform import DeviceInfo, Evidence, Feature, LinearSpec, Memory, SharedMemoryPolicy, Support, host_memory
 from cardan.platform.cgroups import cpu_quota, memory_limit
-from cardan.quantization import AFFINE_FORMATS, BLOCK_FORMATS
+from cardan.quantization import FORMATS
 from cardan.testing import write_tiny_model
 from cardan.types import TensorView
 from cardan_cpu import platform
@@ -316,7 +316,7 @@ def test_every_format_of_weights_has_an_answer() -> None:
     """Weights that no GEMM takes are widened, and the plan says why."""
     chosen = platform.configured(WITH_TORCH)
     capabilities = chosen.capabilities(chosen.devices()[0])
-    for fmt in ("F32", "F16", "BF16", *BLOCK_FORMATS, *AFFINE_FORMATS):
+    for fmt in ("F32", "F16", "BF16", *(fmt for fmt, spec in FORMATS.items() if spec.quantized)):
         answer = capabilities.get(f"weights:{fmt}")
         assert answer.support is not Support.UNSUPPORTED, fmt
         assert answer.reason
