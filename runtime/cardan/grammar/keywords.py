@@ -30,6 +30,18 @@ ANNOTATIONS = frozenset(
 )
 """Keywords that describe and constrain nothing; names that begin with ``x-`` do so too."""
 
+STANDARD = frozenset(
+    {
+        "$anchor", "$defs", "$dynamicRef", "$recursiveRef", "$ref", "additionalItems", "additionalProperties", "allOf",
+        "anyOf", "const", "contains", "definitions", "dependencies", "dependentRequired", "dependentSchemas", "else",
+        "enum", "exclusiveMaximum", "exclusiveMinimum", "format", "if", "items", "maxContains", "maxItems",
+        "maxLength", "maxProperties", "maximum", "minContains", "minItems", "minLength", "minProperties", "minimum",
+        "multipleOf", "not", "oneOf", "pattern", "patternProperties", "prefixItems", "properties", "propertyNames",
+        "required", "then", "type", "unevaluatedItems", "unevaluatedProperties", "uniqueItems",
+    }
+)  # fmt: skip
+"""Keywords of JSON Schema, drafts 7 to 2020-12, that constrain."""
+
 _ONE = frozenset(
     {
         "additionalItems",

@@ -25,6 +25,7 @@ from cardan.server.prompts import MAX_PROMPTS, check_total_choices
 from cardan.server.replies import GenerationError, JsonResponse
 from cardan.server.sse import open_stream
 from cardan.server.state import ServerState, state_of
+from cardan.server.unenforced import name_unenforced
 from cardan.types import FinishKind
 
 _TEXT_ONLY = Refusal("only text is taken; put the prompt into 'text' or 'input_ids'.", is_one_of([]))
@@ -87,13 +88,13 @@ async def generate(request: Request) -> Response:
     body = parse_body(GenerateBody, data, REFUSED)
     native = _build(state, body)
     if body.stream:
-        return await open_stream(request, _stream(state, native))
+        return name_unenforced(await open_stream(request, _stream(state, native)), state, native.job)
     await answer(request, run_to_end(state, native.job, native.results))
     flat = [result.as_dict() for of_prompt in native.results for result in of_prompt]
     if native.as_list:
-        return JsonResponse(flat)
+        return name_unenforced(JsonResponse(flat), state, native.job)
     _check_single(flat[0])
-    return JsonResponse(flat[0])
+    return name_unenforced(JsonResponse(flat[0]), state, native.job)
 
 
 def _check_single(result: dict[str, Any]) -> None:

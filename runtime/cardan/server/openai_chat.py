@@ -24,6 +24,7 @@ from cardan.server.openai_usage import add_limits, finish_name, usage_object
 from cardan.server.replies import JsonResponse
 from cardan.server.sse import open_stream
 from cardan.server.state import ServerState, state_of
+from cardan.server.unenforced import name_unenforced
 from cardan.types import FinishKind, FinishReason
 
 
@@ -73,10 +74,10 @@ async def chat_completions(request: Request) -> Response:
     options = body.usage_in_stream()
     chat = _Chat(state, await prepare_chat(state, body), options)
     if body.stream:
-        return await open_stream(request, _stream(chat))
+        return name_unenforced(await open_stream(request, _stream(chat)), state, chat.job)
     choices = new_choices(chat.job)
     await answer(request, run_to_end(state, chat.job, choices))
-    return JsonResponse(_whole(chat, choices[0]))
+    return name_unenforced(JsonResponse(_whole(chat, choices[0])), state, chat.job)
 
 
 def _finish(reason: FinishReason | None, reader: AnswerReader) -> dict[str, Any]:

@@ -27,6 +27,7 @@ from cardan.server.prompts import MAX_PROMPTS, check_prompt_ids, check_total_cho
 from cardan.server.replies import JsonResponse
 from cardan.server.sse import open_stream
 from cardan.server.state import ServerState, state_of
+from cardan.server.unenforced import name_unenforced
 from cardan.types import FinishKind, FinishReason, LogprobParams, SamplingParams
 
 Prompt = str | tuple[int, ...]
@@ -79,10 +80,10 @@ async def completions(request: Request) -> Response:
     options = body.usage_in_stream()
     completion = _Completion(state, body, _build_job(state, body, prompts), _echoed(state, body, prompts), options)
     if body.stream:
-        return await open_stream(request, _stream(completion))
+        return name_unenforced(await open_stream(request, _stream(completion)), state, completion.job)
     choices = new_choices(completion.job)
     await answer(request, run_to_end(state, completion.job, choices))
-    return JsonResponse(_whole(completion, choices))
+    return name_unenforced(JsonResponse(_whole(completion, choices)), state, completion.job)
 
 
 def _read_prompts(state: ServerState, value: object) -> list[Prompt]:

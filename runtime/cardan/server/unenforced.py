@@ -1,0 +1,32 @@
+"""Names, in a header of the response, the schema keywords that an output was not held to.
+
+It knows no route; requests that allow this are the only ones that get the header.
+"""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+from starlette.responses import Response
+
+from cardan.grammar import unenforced_names
+from cardan.server.generation import Job
+from cardan.server.state import ServerState
+
+HEADER = "X-Cardan-Unenforced"
+
+ResponseT = TypeVar("ResponseT", bound=Response)
+
+
+def name_unenforced(response: ResponseT, state: ServerState, job: Job) -> ResponseT:
+    """The response, with the header where a schema of its job was not enforced in all its keywords."""
+    backend = state.engine.info.grammar_backend
+    names = {name for one in job.requests for name in unenforced_names(one.sampling.grammar, backend)}
+    if names:
+        response.headers[HEADER] = ", ".join(_plain(name) for name in sorted(names))
+    return response
+
+
+def _plain(name: str) -> str:
+    """A keyword as a header can carry it: names of a caller's own may hold anything."""
+    return "".join(char if char.isascii() and char.isprintable() and char != "," else "?" for char in name)

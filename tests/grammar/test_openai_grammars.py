@@ -1,0 +1,95 @@
+"""Structured output with OpenAI's client against a real server, and the header that names what is not enforced."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import openai
+import pydantic
+import pytest
+
+sys.path.append(str(Path(__file__).parents[1] / "server"))
+
+from server_fakes import ServerThread
+
+from cardan.engine import Frontend
+from cardan.engine.options import config_from_options
+from cardan.testing import write_tiny_model
+
+
+def serve(**options: Any) -> ServerThread:
+    config = config_from_options({"port": 0, "log_level": "error", "random_seed": 1, **options})
+
+    async def make() -> Any:
+        return await Frontend.start(config)
+
+    return ServerThread(make, config).start()
+
+
+class City(pydantic.BaseModel):
+    """What the model is asked for."""
+
+    name: str = pydantic.Field(max_length=20)
+    population: int
+    is_capital: bool
+
+
+@pytest.fixture(scope="module")
+def tiny_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerThread]:
+    folder = write_tiny_model(tmp_path_factory.mktemp("served") / "tiny")
+    server = serve(model=str(folder), platform="null", max_total_tokens=8192)
+    yield server
+    server.stop()
+
+
+def ask(server: ServerThread, **fields: Any) -> Any:
+    body = {"messages": [{"role": "user", "content": "Paris?"}], "max_tokens": 200, **fields}
+    return server.http.post("/v1/chat/completions", json=body)
+
+
+def test_the_header_names_what_is_not_enforced(tiny_server: ServerThread) -> None:
+    schema = {"type": "array", "items": {"type": "boolean"}, "maxItems": 3, "uniqueItems": True, "ß,\n": 1}
+    for stream in (False, True):
+        format_ = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema, "strict": False}}
+        answer = ask(tiny_server, response_format=format_, stream=stream)
+        assert answer.status_code == 200, answer.text
+        assert answer.headers["X-Cardan-Unenforced"] == "uniqueItems, ???"
+    refused = ask(tiny_server, response_format={"type": "json_schema", "json_schema": {"name": "x", "schema": schema}})
+    assert refused.status_code == 400
+    assert "uniqueItems (at /uniqueItems)" in refused.json()["error"]["message"]
+    plain = ask(tiny_server, regex="ok")
+    assert plain.json()["choices"][0]["message"]["content"] == "ok"
+    assert "X-Cardan-Unenforced" not in plain.headers
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_grammar_that_does_not_compile_is_a_400(tiny_server: ServerThread, stream: bool) -> None:
+    answer = ask(tiny_server, regex="(", stream=stream)
+    assert answer.status_code == 400
+    assert "unclosed group" in answer.json()["error"]["message"]
+    assert answer.json()["error"]["param"] == "regex"
+
+
+@pytest.mark.slow
+@pytest.mark.model
+def test_openais_client_gets_what_it_asks_for(smollm2_path: Path) -> None:
+    server = serve(model=str(smollm2_path), platform="cpu", context_length=2048, max_total_tokens=8192)
+    try:
+        client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="x", timeout=280)
+        messages: Any = [{"role": "user", "content": "Describe the city of Paris as JSON."}]
+        common: dict[str, Any] = {"model": client.models.list().data[0].id, "messages": messages, "max_tokens": 120}
+        parsed = client.beta.chat.completions.parse(**common, response_format=City, temperature=0)
+        assert isinstance(parsed.choices[0].message.parsed, City)
+        schema = City.model_json_schema() | {"additionalProperties": False}
+        format_: Any = {"type": "json_schema", "json_schema": {"name": "city", "schema": schema, "strict": True}}
+        answer = client.chat.completions.create(**common, response_format=format_, temperature=1, seed=3)
+        jsonschema.validate(json.loads(answer.choices[0].message.content or ""), schema)
+        choice = client.chat.completions.create(**common, extra_body={"guided_choice": ["Paris", "Rome"]})
+        assert choice.choices[0].message.content in ("Paris", "Rome")
+    finally:
+        server.stop()

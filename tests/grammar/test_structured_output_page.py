@@ -1,0 +1,29 @@
+"""The page about structured output says what the code does."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+from keyword_cases import CASES
+
+from cardan.grammar.keywords import STANDARD
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+def test_the_table_of_keywords_is_the_codes() -> None:
+    spec = importlib.util.spec_from_file_location("generate", DOCS / "generate.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    page = (DOCS / "structured-output.md").read_text()
+    assert page == module.render_structured_output(page), "docs/structured-output.md is old. Run `make docs`."
+    assert "| `uniqueItems` | refused | refused |" in page
+
+
+def test_every_keyword_of_the_table_is_tried() -> None:
+    together = {"if": {"if", "then", "else"}}
+    tried = {name for case in CASES for name in together.get(case.name, {case.name})}
+    assert STANDARD - tried == set()
