@@ -9,6 +9,8 @@ import pytest
 from quantized_checkpoints import METHODS, VOCAB, write, write_dense
 from runner_harness import RunnerHarness
 
+from cardan.config import EngineConfig, ModelConfig, PlatformConfig
+from cardan.engine.preparation import resolve_plan
 from cardan.errors import UnsupportedError
 from cardan.platform.api import Platform
 from cardan_cpu import platform as cpu_platform
@@ -59,6 +61,22 @@ def test_native_kernels_take_the_formats_as_they_are(tmp_path: Path, name: str) 
     assert all(item.native for item in loaded.plan.formats)
     dense = harness(write_dense(tmp_path / "dense", write(tmp_path / "n", METHODS[name])), cpu_platform, NATIVE)
     assert loaded.loaded.weight_bytes < 0.6 * dense.loaded.weight_bytes
+
+
+def test_the_plan_says_the_method_and_what_happens_to_each_format(tmp_path: Path) -> None:
+    pytest.importorskip("cardan_native")
+    write(tmp_path / "m", METHODS["ct-w8a8"])
+    model = ModelConfig(model=str(tmp_path / "m"))
+    shown = {}
+    for kernels in ("native", "torch"):
+        asked = PlatformConfig(platform="cpu", options=(f"kernels={kernels}",))
+        plan = resolve_plan(EngineConfig(model=model, platform=asked))
+        assert any(note.startswith("the checkpoint is quantized: compressed-tensors, int8") for note in plan.notes)
+        shown[kernels] = next(item for item in plan.formats if item.fmt == "INT8_128_F32_A8")
+    assert shown["native"].native
+    assert shown["native"].why.endswith("activations as the option says, which is nearer to them than the format asks")
+    assert shown["torch"].why == "widened at load: no GEMM here takes groups with a scale"
+    assert {item.tensors for item in shown.values()} == {13}
 
 
 def test_columns_in_act_order_stay_quantized(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 from native_bench import from_bits, to_bits
 
 from cardan.platform import LinearSpec
-from cardan.quantization import FLOAT8_FORMATS, FORMATS, INTEGER_FORMATS, dequantize
+from cardan.quantization import FLOAT8_FORMATS, FORMATS, dequantize
 from cardan.testing.conformance.linear_checks import make_view
 from cardan.types import TensorView
 from cardan_cpu.native_linear import NativeLinear
@@ -25,7 +25,8 @@ GROUPED = (
         for group in (32, 64, 128)
         for scale in ("F16", "BF16", "F32")
     ),
-    *("MXFP4", *INTEGER_FORMATS),
+    *("MXFP4", "INT4_32_F16", "INT4_64_BF16", "INT4_128_F32"),
+    *("INT8_32_BF16", "INT8_64_F32", "INT8_128_F16", "INT8_128_F32_A8"),
 )
 FLOATS = FLOAT8_FORMATS
 """Formats whose codes are floats with a scale for each group: activations are multiplied as they are."""

@@ -41,6 +41,20 @@ def test_names_and_values_are_those_that_transformers_loads(tiny_gguf: Callable[
             np.testing.assert_array_equal(value, theirs[name], err_msg=name)
 
 
+def test_tensors_of_mxfp4_have_the_values_of_the_gguf_package(tiny_gguf: Callable[..., Path]) -> None:
+    path = tiny_gguf("llama", fmt="MXFP4")
+    checkpoint = open_file(path)
+    formats = {fmt for fmt, shape in checkpoint.tensor_info().values() if len(shape) == 2}
+    assert formats == {"MXFP4"}
+    for tensor in gguf.GGUFReader(path).tensors:
+        if tensor.name == "blk.0.ffn_down.weight":
+            expected = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
+    got = checkpoint.dequantize(checkpoint.tensor("model.layers.0.mlp.down_proj.weight"))
+    np.testing.assert_array_equal(got, expected)
+    assert np.abs(got).max() > 1
+    checkpoint.close()
+
+
 CONFIGS = {
     "granite": transformers.GraniteConfig,
     "olmo2": transformers.Olmo2Config,
