@@ -14,13 +14,17 @@ void keep_recorded(const Weight& weight) {
 }
 
 int64_t scratch_bytes(const PackedLinear& weight, const Rows& x) {
-  if (weight.activations != Activations::kFloat) return int8_rows_bytes(weight, x.rows);
+  if (weight.activations != Activations::kFloat)
+    return takes_int16_pairs(weight, x.rows) ? int16_rows_bytes(weight, x.rows) : int8_rows_bytes(weight, x.rows);
   if (takes_bf16_pairs(weight, x.dtype)) return bf16_rows_bytes(x);
   return float_bytes(weight, x);
 }
 
 void run(const LinearCall& call, Pool& pool) {
-  if (call.weight->activations != Activations::kFloat)
+  const bool rounded = call.weight->activations != Activations::kFloat;
+  if (rounded && takes_int16_pairs(*call.weight, call.x.rows))
+    linear_int16_pairs(call, pool);
+  else if (rounded)
     linear_int8(call, pool);
   else if (takes_bf16_pairs(*call.weight, call.x.dtype))
     linear_bf16_pairs(call, pool);

@@ -86,6 +86,11 @@ void for_each_block(const LinearCall& call, Pool& pool, const Body& body) {
 void linear_int8(const LinearCall& call, Pool& pool);
 void linear_float(const LinearCall& call, Pool& pool);
 
+// Many quantized rows, where pairs of int16 are the best that the processor multiplies.
+bool takes_int16_pairs(const PackedLinear& weight, int64_t rows);
+int64_t int16_rows_bytes(const PackedLinear& weight, int64_t rows);
+void linear_int16_pairs(const LinearCall& call, Pool& pool);
+
 // bfloat16 activations and weights, where the processor multiplies pairs of them.
 bool takes_bf16_pairs(const PackedLinear& weight, DType x);
 void linear_bf16_pairs(const LinearCall& call, Pool& pool);

@@ -6,9 +6,10 @@
 
 namespace cardan_native {
 
-// Up to how many rows share codes that are widened in registers. With more, codes are widened into the first-level
-// cache, and that many rows share them at a time.
-inline constexpr int kFewGrouped = kLanes == 16 ? 12 : kLanes == 8 ? 6 : 2;
+// Up to how many rows are multiplied by codes that are widened in registers. With more, codes are widened into the
+// first-level cache, and kRowsOfCodes rows share them at a time.
+inline constexpr int kFewGrouped = kLanes == 4 ? 2 : 6;
+inline constexpr int kRowsOfCodes = kLanes == 16 ? 12 : kFewGrouped;
 
 // Sums of the activations of each unit, what minimums are multiplied by; rows are `stride` apart.
 struct UnitSums {

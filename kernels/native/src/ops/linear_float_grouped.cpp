@@ -17,7 +17,7 @@ namespace {
 
 constexpr int64_t kChunk = 1024;  // inner elements whose scales are made ready at a time
 constexpr int64_t kChunkUnits = kChunk / 16;
-constexpr int kChains = 8;  // sums that do not wait for each other: two for each cycle, four cycles each
+constexpr int kChains = 8;         // sums that do not wait for each other: two for each cycle, four cycles each
 constexpr int64_t kAhead = 2048;  // bytes of codes, which no hardware asks for at the turn of a panel
 
 // What the code of each byte of a lane comes out times.

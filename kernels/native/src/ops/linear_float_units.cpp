@@ -55,9 +55,9 @@ void multiply_rows(const Piece& piece, const FloatRows& x, const UnitSums& sums,
       multiply<kMinimums, kRows>(piece, {x.data + row * x.stride, x.stride},
                                  {sums.data + row * sums.stride, sums.stride}, acc + row * kPanel);
   };
-  take(std::integral_constant<int, kFewGrouped>{});
-  if constexpr (kFewGrouped > 4) take(std::integral_constant<int, 4>{});
-  if constexpr (kFewGrouped > 2) take(std::integral_constant<int, 2>{});
+  take(std::integral_constant<int, kRowsOfCodes>{});
+  if constexpr (kRowsOfCodes > 4) take(std::integral_constant<int, 4>{});
+  if constexpr (kRowsOfCodes > 2) take(std::integral_constant<int, 2>{});
   take(std::integral_constant<int, 1>{});
 }
 

@@ -7,6 +7,7 @@
 #include "ops/linear_call.h"
 #include "ops/linear_expand.h"
 #include "ops/linear_lines.h"
+#include "ops/linear_scaling.h"
 #include "ops/linear_tiles.h"
 
 namespace cardan_native {
@@ -191,14 +192,6 @@ void multiply_tile(const Piece& piece, const Int8Rows& x, float* acc) {
 }
 
 #endif
-
-Int8Rows from_column(const Int8Rows& x, int64_t column, int64_t unit) {
-  Int8Rows out = x;
-  out.codes += column;
-  out.scales += column / kGroup;
-  out.sums = static_cast<const char*>(x.sums) + column / unit * 4;
-  return out;
-}
 
 // All rows of a block: by tiles and by kMostRows, then by what is left of 4, 2 and 1.
 template <Kernel kKernel>

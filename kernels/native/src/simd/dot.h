@@ -58,6 +58,11 @@ inline void pin(vw& words) {
 #endif
 }
 
+#if defined(__AVX2__)
+// In each lane, the sum of the products of both signed words.
+inline vi dot_pairs(vw a, vw b) { return (vi)_mm256_madd_epi16((__m256i)a, (__m256i)b); }
+#endif
+
 // sums + factor * both signed words of each lane.
 inline vi fold(vi sums, vw words, int factor) {
 #if defined(__AVX2__)
