@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,10 +11,12 @@ import pytest
 import torch
 
 from cardan.errors import CheckpointError, UnsupportedError
+from cardan.ops import Ops
 from cardan.platform import DeviceInfo, LinearMethod, LinearSpec, PackedWeight, Parameter, ParameterKind, Source
 from cardan.quantization import dequantize, quantize
 from cardan.runner.composite import CompositeWeight
 from cardan.runner.loading import WeightLoader, Weights
+from cardan.runner.ordered import OrderedWeight
 from cardan.types import TensorView
 from cardan_cpu.device import CpuDevice
 from cardan_torch import DenseWeight
@@ -174,6 +177,54 @@ def test_refuses_to_widen_where_that_is_asked_for() -> None:
         UnsupportedError, match=r"a is Q4_1, which no linear of test cpu takes \(dense: .*--quantization-fallback auto"
     ):
         load(tensors(a="Q4_1"), linear("a"), fallback="refuse")
+
+
+ORDERS = [np.random.default_rng(seed).permutation(COLUMNS).astype(np.int32) for seed in (5, 6)]
+
+
+def ordered(stored: dict[str, TensorView], **orders: int) -> dict[str, TensorView]:
+    """Tensors whose columns stand in one of ``ORDERS``."""
+    return {**stored, **{name: replace(stored[name], order=ORDERS[which]) for name, which in orders.items()}}
+
+
+def test_activations_are_brought_into_the_order_of_columns() -> None:
+    stored = ordered(tensors(a="Q8_0", b="Q8_0"), a=0, b=0)
+    weights = load(stored, linear("a", "b"), device=BlockDevice)
+    packed, x = weights.arrays["p"], torch.randn(3, COLUMNS)
+    assert isinstance(packed, OrderedWeight)
+    torch.testing.assert_close(packed.apply(x), x @ values_of(stored, "a", "b").T)
+    assert packed.num_bytes == weights.num_bytes == 7 + 4 * COLUMNS
+    assert "1 linears have columns in act-order; activations are brought into it" in weights.notes
+    with pytest.raises(TypeError, match="a weight with columns in another order is no embedding"):
+        packed.gather(torch.tensor([0]))
+
+
+def test_parts_whose_orders_differ_are_multiplied_apart() -> None:
+    stored = ordered(tensors(a="Q8_0", b="Q8_0", c="Q8_0"), a=0, b=1)
+    weights = load(stored, linear("a", "b", "c"), device=BlockDevice)
+    x = torch.randn(3, COLUMNS)
+    torch.testing.assert_close(weights.arrays["p"].apply(x), x @ values_of(stored, "a", "b", "c").T)
+    assert [type(part).__name__ for part in weights.arrays["p"].parts] == ["OrderedWeight"] * 2 + ["BlockWeight"]
+
+
+def test_columns_are_put_back_where_no_kernel_permutes_activations(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(type(BlockDevice(INFO, THREADS).ops), "permute_columns", Ops.permute_columns)
+    stored = ordered(tensors(a="Q8_0"), a=0)
+    weights = load(stored, linear("a"), device=BlockDevice)
+    assert torch.equal(weights.arrays["p"].weight, values_of(stored, "a"))
+    assert any("no kernel here brings activations into it" in note for note in weights.notes)
+    with pytest.raises(
+        UnsupportedError, match=r"a is Q8_0, which no linear of test cpu takes \(its columns are in act"
+    ):
+        load(stored, linear("a"), device=BlockDevice, fallback="refuse")
+
+
+def test_an_embedding_has_its_columns_in_order() -> None:
+    stored = ordered(tensors(a="Q8_0"), a=0)
+    weights = load(stored, linear("a", kind=ParameterKind.EMBEDDING), device=BlockDevice)
+    ids = torch.tensor([6, 1], dtype=torch.int32)
+    assert torch.equal(weights.arrays["p"].gather(ids), values_of(stored, "a")[[6, 1]])
+    assert any("its columns are in act-order, and its rows are looked up" in note for note in weights.notes)
 
 
 def test_dense_formats_that_differ_become_one_weight() -> None:
