@@ -115,7 +115,7 @@ def test_scheduling_is_rendered(load_module: Any) -> None:
     assert "| ratio | 3.50 |" in text
 
 
-@pytest.mark.parametrize("name", ["transformers", "scheduling"])
+@pytest.mark.parametrize("name", ["transformers", "scheduling", "peers", "profiles"])
 def test_the_real_page_has_the_marks(load_module: Any, name: str) -> None:
     text = load_module("performance_page").PAGE.read_text()
     assert text.count(f"<!-- {name}:begin -->\n") == text.count(f"<!-- {name}:end -->") == 1

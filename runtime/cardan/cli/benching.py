@@ -8,7 +8,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import App, Parameter
 from rich.console import Console
@@ -21,6 +21,9 @@ from cardan.bench.workload import Shape, make_workload
 from cardan.cli.flags import ENGINE_GROUPS, config_flags, log_level_flag, read_config, takes_flags
 from cardan.cli.terminal import StartProgress, messages, results, set_up_logging, show_pairs
 from cardan.errors import CardanError, ConfigError
+
+if TYPE_CHECKING:
+    from cardan.bench.profile import StepProfile
 
 app = App(name="bench", help="Measure an engine, a server, or the scheduler alone.", result_action="return_value")
 
@@ -200,3 +203,47 @@ def scheduler(
         cells = (one.plan_us, one.commit_us, one.total_us, one.p99_us)
         table.add_row(str(one.rows), *(f"{value:.1f}" for value in cells))
     console.print(table)
+
+
+@app.command
+@takes_flags((*config_flags(ENGINE_GROUPS), log_level_flag()))
+def profile(
+    *,
+    prompt_len: Annotated[int, Parameter(help="Tokens of the prompt whose prefill is taken apart.")] = 512,
+    rows: Annotated[
+        tuple[int, ...], Parameter(help="Rows of decode steps; may be given several times.", negative="")
+    ] = (
+        1,
+        8,
+    ),
+    steps: Annotated[int, Parameter(help="Decode steps that are measured.")] = 32,
+    output_json: Annotated[Path | None, Parameter(help="Write the profile to this file too.")] = None,
+    **values: Any,
+) -> None:
+    """Show where the time of a step goes: ops of the device one by one, and the host's work around them."""
+    from cardan.bench.profile import profile as measure
+
+    console = messages()
+    config = read_config({"server__log_level": "warning", **values})
+    set_up_logging(config.server.log_level, console)
+    with StartProgress(console) as progress:
+        found, about = measure(config, prompt_len=prompt_len, rows=rows, steps=steps, on_part=progress)
+    for one in found:
+        show_profile(results(), one)
+    if output_json is not None:
+        value = {"about": about, "profiles": [one.to_json() for one in found]}
+        output_json.write_text(json.dumps(value, indent=2) + "\n")
+
+
+def show_profile(console: Console, profile: StepProfile) -> None:
+    """Show one kind of step as a table."""
+    title = f"{profile.kind}, {profile.rows} rows, {profile.tokens} tokens: {profile.step_us / 1000:.2f} ms a step"
+    console.print(f"{title} ({profile.untimed_us / 1000:.2f} without timing each op; mean of {profile.steps})")
+    table = Table("part", "calls", "µs", "share", "GB/s", "GFLOP/s", box=None, header_style="bold")
+    for op in profile.ops:
+        rates = ("" if rate is None else f"{rate:.1f}" for rate in (op.gb_s, op.gflop_s))
+        table.add_row(op.name, f"{op.calls:g}", f"{op.us:.1f}", f"{op.share:.1%}", *rates)
+    for name, part_us in profile.host.items():
+        table.add_row(f"host: {name}", "1", f"{part_us:.1f}", f"{part_us / profile.step_us:.1%}", "", "")
+    console.print(table)
+    console.print()

