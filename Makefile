@@ -1,4 +1,4 @@
-# demo · test · test-more · check · conform · native-compile · bench · mac-check · screenshots · docs
+# demo · test · test-more · check · conform · native-compile · bench · bench-peers · mac-check · screenshots · docs
 #
 # Everything is installed into .venv; models are kept in .cardan. Nothing else of the machine is touched.
 
@@ -28,7 +28,7 @@ P ?= $(PLATFORM)
 # One process a core, one thread each; a file stays in one process, so that its fixtures are made once.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile
 
-.PHONY: demo test test-more check conform native-compile bench mac-check screenshots docs clean
+.PHONY: demo test test-more check conform native-compile bench bench-peers mac-check screenshots docs clean
 
 demo: $(VENV)/installed-$(PLATFORM) $(NATIVE)
 	@$(BIN)/python examples/demo.py
@@ -62,6 +62,14 @@ native-compile: $(BIN)/python
 bench: $(VENV)/installed-bench $(NATIVE) $(CARDAN_CACHE)/fetched
 	$(BIN)/python benchmarks/scheduling.py
 	$(BIN)/python benchmarks/transformers_parity.py
+
+# Other engines that a user could take, set up in .cardan/peers, against Cardan on this machine; about an hour. A run
+# that is stopped goes on where it was. F takes flags, such as F='--cases smollm2-q4_1 --seconds 600'; F=--help lists
+# them.
+bench-peers: $(VENV)/installed-bench $(NATIVE) $(CARDAN_CACHE)/fetched
+	$(if $(F),,$(BIN)/python benchmarks/bench_peers.py --set-up)
+	$(if $(F),,$(BIN)/python benchmarks/profiles.py)
+	$(BIN)/python benchmarks/bench_peers.py $(F)
 
 # On a Mac: conformance, greedy tokens and times, kept in docs/evidence/.
 mac-check: $(VENV)/installed-test $(CARDAN_CACHE)/fetched

@@ -24,7 +24,7 @@ def would_run(folder: Path, uname: str, *targets: str, **variables: str) -> str:
 
 def installed(commands: str) -> set[str]:
     """The extras that the commands install."""
-    lines = [line for line in commands.splitlines() if "pip install" in line and "./kernels/native" not in line]
+    lines = [line for line in commands.splitlines() if "pip install" in line and "-e '.[" in line]
     assert lines
     return {extra for line in lines for extra in line.partition("'.[")[2].partition("]'")[0].split(",")}
 
