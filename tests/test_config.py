@@ -36,6 +36,8 @@ CONSUMED_BY = {
     "model.chat_template": "engine/model_files.py",
     "model.tool_call_parser": "server/chat_preparation.py",
     "model.reasoning_parser": "server/chat_preparation.py",
+    "model.is_embedding": "server/generation.py",
+    "model.embedding_pooling": "server/embeddings.py",
     "model.served_model_name": "engine/frontend.py",
     "model.dtype": RESOLVE,
     "model.context_length": RESOLVE,
@@ -238,6 +240,10 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     (
         {"scheduler": SchedulerConfig(priority_scheduling_preemption_threshold=5)},
         "--priority-scheduling-preemption-threshold 5 has no effect without --enable-priority-scheduling",
+    ),
+    (
+        {"model": ModelConfig(embedding_pooling="mean")},
+        "--embedding-pooling mean has no effect without --is-embedding. Drop the one",
     ),
     ({"server": ServerConfig(host="")}, "--host must not be empty"),
     ({"server": ServerConfig(api_key="")}, "--api-key must not be empty, got ''. Leave it out"),

@@ -33,6 +33,8 @@ class ModelConfig:
         revision: branch, tag or commit on the hub.
         sampling_defaults: temperature, top-p, top-k, min-p and repetition penalty of requests that do not state them:
             ``model`` takes the model's generation_config.json, ``openai`` temperature 1.0 and no filter or penalty.
+        is_embedding: serve embeddings of texts instead of generating.
+        embedding_pooling: which hidden states stand for a text: that of its ``last`` token, or the ``mean`` of all.
         random_weights: fill the weights at random from this seed (benchmarks of shapes without weights).
     """
 
@@ -48,6 +50,8 @@ class ModelConfig:
     quantization_fallback: Literal["auto", "refuse"] = "auto"
     revision: str | None = None
     sampling_defaults: Literal["model", "openai"] = "model"
+    is_embedding: bool = False
+    embedding_pooling: Literal["last", "mean"] = "last"
     random_weights: int | None = None
 
 
@@ -308,6 +312,7 @@ def check_config(config: EngineConfig) -> None:
             _check_number("--" + field_name.replace("_", "-"), value, bounds)
     _check_texts(config)
     _check_contradictions(config)
+    _check_embedding(config)
 
 
 def _check_number(flag: str, value: object, bounds: NumberRange) -> None:
@@ -328,6 +333,15 @@ def _check_texts(config: EngineConfig) -> None:
             if getattr(values, item.name) == "":
                 flag = "--" + item.name.replace("_", "-")
                 raise ConfigError(f"{flag} must not be empty, got ''. Leave it out, or give it a value.")
+
+
+def _check_embedding(config: EngineConfig) -> None:
+    model = config.model
+    if model.embedding_pooling != ModelConfig().embedding_pooling and not model.is_embedding:
+        raise ConfigError(
+            f"--embedding-pooling {model.embedding_pooling} has no effect without --is-embedding. Drop the one, or add "
+            "the other."
+        )
 
 
 def _check_contradictions(config: EngineConfig) -> None:

@@ -19,6 +19,7 @@ from cardan.grammar_spec import GrammarSpec
 Int32Array: TypeAlias = npt.NDArray[np.int32]
 UInt64Array: TypeAlias = npt.NDArray[np.uint64]
 Float32Array: TypeAlias = npt.NDArray[np.float32]
+Float64Array: TypeAlias = npt.NDArray[np.float64]
 BoolArray: TypeAlias = npt.NDArray[np.bool_]
 
 Array: TypeAlias = Any
@@ -366,6 +367,26 @@ class PromptLogprobs:
     token_ids: tuple[tuple[int, ...], ...] = ()
 
 
+class Pooling(enum.StrEnum):
+    """Which of a prompt's final hidden states stand for it: that of the last token, or the mean of all."""
+
+    LAST = "last"
+    MEAN = "mean"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PooledSpans:
+    """Stretches of a batch's tokens whose hidden states, after the final norm, are wanted as one sum each.
+
+    Attributes:
+        starts: int32 ``[m]``, index of each stretch's first token among those of the batch.
+        stops: int32 ``[m]``, index behind its last.
+    """
+
+    starts: Int32Array
+    stops: Int32Array
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
     """One forward step. Tokens of all rows are concatenated.
@@ -383,6 +404,7 @@ class Batch:
         logits_at: int32 ``[n]``, indices into the tokens whose logits are sampled from.
         sampling: state of the ``n`` rows that sample, or None when no row does.
         prompt_logprobs: prompt positions whose logprobs are wanted, or None.
+        pooled: stretches whose hidden states are wanted, or None.
     """
 
     mode: ForwardMode
@@ -396,6 +418,7 @@ class Batch:
     logits_at: Int32Array
     sampling: SamplingBatch | None = None
     prompt_logprobs: PromptLogprobs | None = None
+    pooled: PooledSpans | None = None
 
     @property
     def num_rows(self) -> int:
@@ -432,12 +455,15 @@ class StepResult:
         failed: bool ``[n]``, the row's logits held NaN or allowed no token at all.
         logprobs: per sampled row, or None where not asked for.
         prompt_logprobs: per requested prompt position, in the order asked for.
+        pooled: float64 ``[m, hidden]``, the sum over each of the batch's ``pooled`` stretches; None where none was
+            asked for, and on devices that give no hidden states.
     """
 
     tokens: Int32Array
     failed: BoolArray
     logprobs: tuple[TokenLogprobs | None, ...] = ()
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    pooled: Float64Array | None = None
 
 
 # --- weights ------------------------------------------------------------------------------------

@@ -33,8 +33,8 @@ BODIES: dict[str, dict[str, Any]] = {
     "/abort_request": {"rid": "none"},
     "/flush_cache": {},
 }
-ELSEWHERE = {"/separate_reasoning", "/parse_function_call", "/v1/responses/{response_id}/cancel"}
-"""Routes that answer only where a model's format is known, or what runs in the background."""
+ELSEWHERE = {"/separate_reasoning", "/parse_function_call", "/v1/responses/{response_id}/cancel", "/v1/embeddings", "/api/embed"}
+"""Routes that answer only where a model's format is known, to what runs in the background, or with a flag."""
 
 
 @pytest.fixture(scope="module")

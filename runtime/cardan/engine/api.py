@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import msgspec
 
 from cardan.text.tokenizer import Tokenizer
-from cardan.types import FinishReason, LogprobParams, SamplingParams, TokenLogprobs
+from cardan.types import FinishReason, LogprobParams, Pooling, SamplingParams, TokenLogprobs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +28,7 @@ class GenerateRequest:
         priority: higher runs first, with priority scheduling.
         cache_salt: requests share cached prefixes only with those of the same salt.
         routing_key: for the ``routing-key`` policy.
+        pooling: asks for the hidden state that stands for the prompt; ``max_new_tokens`` is 0 then.
         add_special_tokens: whether the tokenizer adds its own (false when a chat template already did).
     """
 
@@ -39,6 +40,7 @@ class GenerateRequest:
     priority: int = 0
     cache_salt: str | None = None
     routing_key: str | None = None
+    pooling: Pooling | None = None
     add_special_tokens: bool = True
 
 
@@ -70,6 +72,7 @@ class GenerateOutput(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         prompt_logprobs: with the first output of a choice, when asked for: one per prompt position from
             ``prompt_start`` on; position 0 has none.
         prompt_token_ids: the ids that ``prompt_logprobs`` belong to.
+        embedding: with the end, when asked for: the hidden state that stands for the prompt, not normalized.
         finish_reason: None while it goes on.
         prompt_tokens: length of the prompt.
         completion_tokens: output tokens so far.
@@ -87,6 +90,7 @@ class GenerateOutput(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     logprobs: tuple[TokenLogprobs | None, ...] = ()
     prompt_logprobs: tuple[TokenLogprobs | None, ...] = ()
     prompt_token_ids: tuple[int, ...] = ()
+    embedding: tuple[float, ...] = ()
     finish_reason: FinishReason | None = None
     prompt_tokens: int = 0
     completion_tokens: int = 0

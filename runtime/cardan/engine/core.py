@@ -71,6 +71,7 @@ class EngineCore:
             routing_key=message.routing_key,
             arrival_s=message.arrival_s,
             truncated_from=message.truncated_from,
+            pooling=message.pooling,
             eos_ids=eos_ids,
             needs_grammar=message.sampling.grammar is not None,
         )

@@ -12,7 +12,7 @@ import msgspec
 import cardan.errors
 from cardan.engine.api import EngineStats
 from cardan.errors import CardanError, EngineBusyError, EngineDeadError, QueueFullError, RequestError
-from cardan.types import FinishReason, LogprobParams, SamplingParams, TokenLogprobs
+from cardan.types import FinishReason, LogprobParams, Pooling, SamplingParams, TokenLogprobs
 
 T = TypeVar("T")
 
@@ -76,6 +76,7 @@ class Generate(msgspec.Struct, tag="generate", array_like=True, frozen=True):
         routing_key: for the ``routing-key`` policy.
         arrival_s: on the machine's monotonic clock, which all processes share.
         truncated_from: length of the prompt before it was cut, or None.
+        pooling: which hidden states stand for the prompt, or None.
     """
 
     wire_id: str
@@ -87,6 +88,7 @@ class Generate(msgspec.Struct, tag="generate", array_like=True, frozen=True):
     routing_key: str | None
     arrival_s: float
     truncated_from: int | None = None
+    pooling: Pooling | None = None
 
 
 class Abort(msgspec.Struct, tag="abort", array_like=True, frozen=True):
@@ -136,6 +138,7 @@ class Details(msgspec.Struct, array_like=True, frozen=True):
     truncated_from: int | None = None
     logprobs: tuple[TokenLogprobs | None, ...] = ()
     prompt_logprobs: tuple[TokenLogprobs | None, ...] = ()
+    embedding: tuple[float, ...] = ()
 
 
 class TokenNews(msgspec.Struct, array_like=True, frozen=True):

@@ -143,6 +143,7 @@ class OpenRequest:
             token_ids=news.token_ids,
             logprobs=fresh.logprobs,
             prompt_logprobs=fresh.prompt_logprobs,
+            embedding=fresh.embedding,
             prompt_token_ids=self.prompt_ids[self.prompt_start : totals.prompt_tokens] if has_prompt else (),
             finish_reason=fresh.finish,
             prompt_tokens=totals.prompt_tokens or len(self.prompt_ids),
@@ -227,6 +228,7 @@ class OpenRequests:
                     routing_key=request.routing_key,
                     arrival_s=arrival_s,
                     truncated_from=truncated_from,
+                    pooling=request.pooling,
                 )
             )
         self._by_rid[rid] = opened

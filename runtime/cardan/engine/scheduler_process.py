@@ -199,5 +199,6 @@ def _token_news(output: RequestOutput) -> TokenNews:
         truncated_from=output.truncated_from,
         logprobs=output.logprobs,
         prompt_logprobs=output.prompt_logprobs,
+        embedding=output.embedding,
     )
     return TokenNews(output.rid, list(output.new_token_ids), details)

@@ -128,6 +128,12 @@ def check_request(request: GenerateRequest, limits: RequestLimits) -> None:
         raise RequestError(
             f"priority must be a 32-bit whole number, got {shown_number(request.priority)}.", param="priority"
         )
+    if request.pooling is not None and (request.sampling.max_new_tokens or request.sampling.n != 1):
+        raise RequestError(
+            "A request with pooling asks for one hidden state and no token: max_new_tokens must be 0 and n 1, got "
+            f"{shown_number(request.sampling.max_new_tokens)} and {shown_number(request.sampling.n)}.",
+            param="max_new_tokens",
+        )
     check_sampling(request.sampling, limits.vocab_size)
     _check_logprobs(request.logprobs, limits.vocab_size)
     _check_features(request, limits)

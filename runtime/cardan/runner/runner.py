@@ -21,6 +21,7 @@ from cardan.platform import (
     Step,
 )
 from cardan.runner.logprobs import LogprobFetch, Wanted, block_rows
+from cardan.runner.pooling import PooledFetch
 from cardan.runner.recorded_sampling import Kind, RecordedSampling
 from cardan.runner.sampler import Sampled, Sampler
 from cardan.runner.step import NeutralStep
@@ -130,13 +131,14 @@ class NeutralRunner(Runner):
             self._pool.update_tables(batch.table_deltas)
             hidden, replayed = self._hidden(batch)
             prompt = [] if batch.prompt_logprobs is None else self._prompt_logprobs(hidden, batch.prompt_logprobs)
+            pooled = None if batch.pooled is None else PooledFetch(self.device.ops, device.fetch, hidden, batch.pooled)
             rows = self._rows(hidden, batch.logits_at, batch.num_tokens) if len(batch.logits_at) else None
             kind = None
             if replayed and rows is hidden and self._recorded is not None:
                 kind = self._recorded.kind(batch.sampling)
             logits = self.head(rows) if rows is not None and kind is None else None
             device.submit(() if rows is None else (rows if logits is None else logits,))
-        step = NeutralStep(self, (rows, logits, kind), batch.sampling, prompt, replayed=replayed)
+        step = NeutralStep(self, (rows, logits, kind), batch.sampling, (prompt, pooled), replayed=replayed)
         self._waiting = None if kind is None else step
         return step
 

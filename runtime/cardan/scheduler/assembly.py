@@ -12,7 +12,7 @@ from cardan.scheduler.request import Request
 from cardan.scheduler.running import RowIndex
 from cardan.scheduler.sampling import SamplingAssembler
 from cardan.scheduler.state import Extend, Scheduled, State
-from cardan.types import Batch, ForwardMode, Int32Array, PromptLogprobs
+from cardan.types import Batch, ForwardMode, Int32Array, PooledSpans, Pooling, PromptLogprobs
 
 
 class BatchAssembler:
@@ -75,6 +75,7 @@ class BatchAssembler:
             new = (*(extend.request for extend in extends if extend.samples), *jumped)
             sampling = self._sampling.build(sampled, row_ids[samples], requests, seq_lens[samples], new)
         logprobs, logprob_counts = _prompt_logprobs(extends)
+        spans, pooled = _pooled_spans(extends)
         batch = Batch(
             mode=ForwardMode.MIXED if riding.shape[0] and state.settings.mixed_batch else ForwardMode.EXTEND,
             input_ids=parts.input_ids,
@@ -87,6 +88,7 @@ class BatchAssembler:
             logits_at=starts[1:][samples] - np.int32(1),
             sampling=sampling,
             prompt_logprobs=logprobs,
+            pooled=spans,
         )
         arrays.pending[sampled] += 1
         return Scheduled(
@@ -96,6 +98,7 @@ class BatchAssembler:
             rows=sampled,
             extends=tuple(extends),
             prompt_logprob_counts=logprob_counts,
+            pooled=pooled,
         )
 
     def _ride(self, rows: RowIndex, counts: Int32Array) -> _Parts:
@@ -155,6 +158,29 @@ class _Parts:
             np.concatenate((self.positions, other.positions)),
             np.concatenate((self.slots, other.slots)),
         )
+
+
+def _pooled_spans(extends: list[Extend]) -> tuple[PooledSpans | None, tuple[Request, ...]]:
+    """Stretches whose hidden states are wanted, and whose they are. What an earlier step sums is left out."""
+    spans: list[tuple[int, int]] = []
+    owners: list[Request] = []
+    offset = 0
+    for extend in extends:
+        request, stop = extend.request, extend.start + extend.count
+        begin = stop
+        if request.pooling is Pooling.MEAN:
+            begin = max(extend.start, request.pool_planned)
+        elif request.pooling is Pooling.LAST and extend.final:
+            begin = max(stop - 1, request.pool_planned)
+        if begin < stop:
+            request.pool_planned = stop
+            spans.append((begin - extend.start + offset, stop - extend.start + offset))
+            owners.append(request)
+        offset += extend.count
+    if not spans:
+        return None, ()
+    starts, stops = np.asarray(spans, dtype=np.int32).T
+    return PooledSpans(starts=starts, stops=stops), tuple(owners)
 
 
 def _prompt_logprobs(extends: list[Extend]) -> tuple[PromptLogprobs | None, tuple[int, ...]]:

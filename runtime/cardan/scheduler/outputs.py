@@ -27,6 +27,7 @@ class RequestOutput:
         num_retractions: how often it lost its KV and was prefilled again.
         max_new_tokens_clamped: the limit that applies, when the pool or the context forced a lower one.
         truncated_from: length of the prompt before it was cut, or None.
+        embedding: with the end, when asked for: the hidden state that stands for the prompt.
         queue_s: seconds from arrival to the first prefill pass.
     """
 
@@ -40,6 +41,7 @@ class RequestOutput:
     num_retractions: int = 0
     max_new_tokens_clamped: int | None = None
     truncated_from: int | None = None
+    embedding: tuple[float, ...] = ()
     queue_s: float = 0.0
 
 

@@ -14,7 +14,7 @@ from typing import Protocol
 import numpy as np
 
 from cardan.cache import NodeHandle
-from cardan.types import FinishReason, Int32Array, LogprobParams, SamplingParams, TokenLogprobs
+from cardan.types import FinishReason, Float64Array, Int32Array, LogprobParams, Pooling, SamplingParams, TokenLogprobs
 
 
 class StopChecker(Protocol):
@@ -75,6 +75,7 @@ class Request:
         eos_ids: ids that end it unless ``params.ignore_eos``.
         needs_grammar: it waits for ``Scheduler.grammar_ready``, and its rows wait for a mask.
         truncated_from: length of the prompt before it was cut, by the caller or here, or None.
+        pooling: which hidden states stand for its prompt; it then wants no token. None where it wants no such.
 
         state: where it is.
         order: number of its arrival.
@@ -91,6 +92,8 @@ class Request:
         deferrals: passes it waited for another request with the same prefix.
         first_run_s: time of its first prefill pass.
         prompt_logprobs: logprobs of prompt tokens so far, from ``logprobs.prompt_start`` on.
+        pool_planned: prompt tokens whose hidden states are summed by steps that were planned.
+        pooled: sum of hidden states so far.
         finish_reason: why it ended.
         grammar: what its output must match, once that is compiled.
     """
@@ -107,6 +110,7 @@ class Request:
     eos_ids: frozenset[int] = frozenset()
     needs_grammar: bool = False
     truncated_from: int | None = None
+    pooling: Pooling | None = None
 
     state: RequestState = field(default=RequestState.NEW, init=False)
     order: int = field(default=0, init=False)
@@ -123,6 +127,8 @@ class Request:
     deferrals: int = field(default=0, init=False)
     first_run_s: float | None = field(default=None, init=False)
     prompt_logprobs: list[TokenLogprobs | None] = field(default_factory=list, init=False)
+    pool_planned: int = field(default=0, init=False)
+    pooled: Float64Array | None = field(default=None, init=False)
     finish_reason: FinishReason | None = field(default=None, init=False)
     grammar: Grammar | None = field(default=None, init=False)
     prompt: Int32Array = field(init=False)
@@ -175,6 +181,13 @@ class Request:
         position = max(start + len(self.prompt_logprobs), 1)
         return position if position < self.num_prompt else None
 
+    def embedding(self) -> tuple[float, ...]:
+        """The hidden state that stands for its prompt; empty where it wanted none, or the device gave none."""
+        if self.pooled is None:
+            return ()
+        total = self.num_prompt if self.pooling is Pooling.MEAN else 1
+        return tuple((self.pooled / total).tolist())
+
     def sequence(self) -> Int32Array:
         """Prompt and output so far, int32."""
         have = self._sequence.shape[0] - self.prompt.shape[0]
@@ -183,8 +196,13 @@ class Request:
         return self._sequence
 
     def match_limit(self) -> int:
-        """Most tokens that may come from the cache: the last one's logits are needed, and those of prompt logprobs."""
+        """Most tokens that may come from the cache.
+
+        The last one's logits are needed, and those of prompt logprobs; a mean needs the hidden states of all.
+        """
         limit = self.num_prompt + len(self.output_ids) - 1
+        if self.pooling is Pooling.MEAN:
+            limit = min(limit, self.pool_planned)
         wanted = self.next_prompt_logprob
         return limit if wanted is None else min(limit, wanted - 1)
 

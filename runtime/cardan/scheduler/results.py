@@ -48,6 +48,7 @@ class Committer:
         state.memory.arrays.safe_len[everyone] = scheduled.batch.seq_lens
         reading = _Reading(scheduled, result, OutputBatch())
         self._take_prompt_logprobs(reading)
+        self._take_pooled(reading)
         if scheduled.rows.shape[0]:
             self._take_tokens(reading)
         self._end_unsampled(reading)
@@ -186,14 +187,29 @@ class Committer:
                 extend.request.prompt_logprobs.extend(values[offset : offset + count])
                 offset += count
 
+    @staticmethod
+    def _take_pooled(reading: _Reading) -> None:
+        sums = reading.result.pooled
+        if sums is None:
+            return
+        for request, total in zip(reading.scheduled.pooled, sums, strict=True):
+            request.pooled = total if request.pooled is None else request.pooled + total
+
     def _end_unsampled(self, reading: _Reading) -> None:
         """Requests that wanted no token end with their prompt."""
         for extend in reading.scheduled.extends:
             request = extend.request
             if extend.final and not extend.samples and request.state is not RequestState.FINISHED:
-                self._state.finish(request, FinishReason(FinishKind.LENGTH, length=0))
+                self._state.finish(request, _end_of_prompt(request))
                 logprobs = tuple(request.prompt_logprobs)
                 reading.outputs.detailed.append(output_of(request, prompt_logprobs=logprobs))
+
+
+def _end_of_prompt(request: Request) -> FinishReason:
+    if request.pooling is not None and request.pooled is None:
+        message = "The platform gives no hidden states, so there is no embedding. Serve the model on another one."
+        return FinishReason(FinishKind.ERROR, message=message)
+    return FinishReason(FinishKind.LENGTH, length=0)
 
 
 def finish_reason(request: Request, token: int) -> FinishReason | None:

@@ -57,6 +57,7 @@ class Scheduled:
         rows: their rows ``[n]``.
         extends: stretches of prompts in it.
         prompt_logprob_counts: how many of the batch's prompt logprobs belong to each of ``extends``.
+        pooled: requests that the batch's pooled stretches belong to.
         is_prefill: whether it was a prefill pass.
     """
 
@@ -66,6 +67,7 @@ class Scheduled:
     rows: RowIndex
     extends: tuple[Extend, ...] = ()
     prompt_logprob_counts: tuple[int, ...] = ()
+    pooled: tuple[Request, ...] = ()
 
     @property
     def is_prefill(self) -> bool:
@@ -192,5 +194,6 @@ def output_of(
         num_retractions=request.num_retractions,
         max_new_tokens_clamped=request.max_new_tokens_clamped,
         truncated_from=request.truncated_from,
+        embedding=request.embedding() if request.finish_reason is not None else (),
         queue_s=0.0 if first_run_s is None else first_run_s - request.arrival_s,
     )

@@ -46,7 +46,7 @@ async def model_info(request: Request) -> Response:
         {
             "model_path": info.model_path,
             "served_model_name": info.model_name,
-            "is_generation": True,
+            "is_generation": not state_of(request).config.model.is_embedding,
             "vocab_size": info.vocab_size,
             "context_length": info.context_length,
             "max_input_tokens": info.max_input_tokens,

@@ -17,7 +17,7 @@ from starlette.types import Receive
 
 from cardan.engine.api import GenerateOutput, GenerateRequest
 from cardan.engine.merging import merge
-from cardan.errors import RequestTimeoutError
+from cardan.errors import RequestError, RequestTimeoutError
 from cardan.server.replies import GenerationError
 from cardan.server.state import ServerState
 from cardan.server.watching import Watcher
@@ -91,6 +91,23 @@ def new_choices(job: Job) -> list[list[Choice]]:
     return [[Choice() for _ in range(request.sampling.n)] for request in job.requests]
 
 
+def _check_mode(state: ServerState, job: Job) -> None:
+    """A server generates or embeds; what is asked of it must be the same."""
+    embeds = state.config.model.is_embedding
+    for request in job.requests:
+        if embeds and request.pooling is None:
+            raise RequestError(
+                "This server was started with --is-embedding and generates no text. Send texts to /v1/embeddings, or "
+                "start one without that flag.",
+                code="unsupported",
+            )
+        if not embeds and request.pooling is not None:
+            raise RequestError(
+                "This server generates text and makes no embeddings. Start one with --is-embedding.",
+                code="unsupported",
+            )
+
+
 async def run_job(state: ServerState, job: Job) -> AsyncGenerator[tuple[int, GenerateOutput], None]:
     """Outputs of all prompts as they come, each with the index of its prompt. Closing it aborts what still runs.
 
@@ -100,6 +117,7 @@ async def run_job(state: ServerState, job: Job) -> AsyncGenerator[tuple[int, Gen
         EngineDeadError: a process of the engine ended.
         RequestTimeoutError: it ran longer than ``--request-timeout-s``.
     """
+    _check_mode(state, job)
     merged = merge([_observed(state, request) for request in job.requests])
     with state.opened(job.request_id, job.engine_ids), _watching(state, job) as watchers:
         async with contextlib.aclosing(_in_time(merged, state.config.server.request_timeout_s)) as outputs:

@@ -18,7 +18,7 @@ from cardan.errors import EngineBusyError, EngineDeadError
 from cardan.server.generation import Job, answer, run_job
 from cardan.server.replies import GenerationError, JsonResponse
 from cardan.server.state import ServerState, state_of
-from cardan.types import FinishKind, SamplingParams
+from cardan.types import FinishKind, Pooling, SamplingParams
 
 PROBE_TIMEOUT_S = 20.0
 METRICS_WAIT_S = 5.0
@@ -78,8 +78,12 @@ async def _stats_in_time(state: ServerState, timeout_s: float) -> EngineStats | 
 async def _probe(state: ServerState) -> None:
     rid = f"health-{uuid.uuid4().hex}"
     token = state.engine.tokenizer.bos_id or 0
-    sampling = SamplingParams(max_new_tokens=1, temperature=0.0)
-    job = Job(rid, (GenerateRequest(input_ids=(token,), sampling=sampling, rid=rid),))
+    embeds = state.config.model.is_embedding
+    sampling = SamplingParams(max_new_tokens=0 if embeds else 1, temperature=0.0)
+    job = Job(
+        rid,
+        (GenerateRequest(input_ids=(token,), sampling=sampling, rid=rid, pooling=Pooling.LAST if embeds else None),),
+    )
     async with contextlib.aclosing(run_job(state, job)) as outputs:
         async for _, output in outputs:
             if output.finish_reason is not None and output.finish_reason.kind is FinishKind.ERROR:

@@ -97,6 +97,8 @@ async def show(request: Request) -> Response:
 
 def _capabilities(state: ServerState) -> list[str]:
     form = answer_format(state)
+    if state.config.model.is_embedding:
+        return ["embedding"]
     found = {"completion": True, "tools": form.tools is not None, "thinking": form.reasoning is not None}
     return [name for name, able in found.items() if able]
 

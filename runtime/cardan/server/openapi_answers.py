@@ -96,6 +96,15 @@ ANSWERS: Mapping[str, Schema] = {
     "/v1/responses/{response_id}/input_items": record(
         object=one_of("list"), data=listed(record(id=TEXT, type=TEXT)), has_more=YES_NO
     ),
+    "/v1/embeddings": record(
+        object=one_of("list"),
+        data=listed(
+            record(object=one_of("embedding"), index=WHOLE, embedding={"anyOf": [TEXT, listed(NUMBER)]}),
+        ),
+        model=TEXT,
+        usage=record(prompt_tokens=WHOLE, total_tokens=WHOLE),
+    ),
+    "/api/embed": record(model=TEXT, embeddings=listed(listed(NUMBER)), prompt_eval_count=WHOLE),
     "/v1/score": record(object=one_of("scoring"), model=TEXT, scores=listed(listed(NUMBER)), usage=_USAGE),
     "/v1/loads": record(
         loads=listed(record(worker=WHOLE, num_running_reqs=WHOLE, num_waiting_reqs=WHOLE, token_usage=NUMBER)),

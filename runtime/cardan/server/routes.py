@@ -15,6 +15,7 @@ from starlette.routing import Route
 from cardan.server import (
     admin,
     anthropic_messages,
+    embeddings,
     health,
     ollama_bodies,
     ollama_models,
@@ -85,6 +86,12 @@ OPENAI = (
         summary="what a stored response was asked",
     ),
     served_post(
+        "/v1/embeddings",
+        endpoint=embeddings.embeddings,
+        body=embeddings.EmbeddingsBody,
+        summary="texts as vectors, with `--is-embedding`",
+    ),
+    served_post(
         "/v1/score",
         endpoint=scoring.score,
         body=scoring.ScoreBody,
@@ -128,6 +135,12 @@ OLLAMA = (
         body=ollama_bodies.GenerateBody,
         stream=ollama_routes.NDJSON,
         summary="Ollama's completions, with the model's chat template, one of `{{ .Prompt }}`, or `raw`",
+    ),
+    served_post(
+        "/api/embed",
+        endpoint=embeddings.ollama_embed,
+        body=embeddings.EmbedBody,
+        summary="texts as vectors, as Ollama has it",
     ),
     served_get("/api/tags", endpoint=ollama_models.tags, summary="the model that is served, as Ollama lists it"),
     served_get("/api/ps", endpoint=ollama_models.running, summary="the same, as loaded"),

@@ -18,6 +18,7 @@ from cardan.testing.null_tokens import Choice, SequenceHasher, Vocabulary, next_
 from cardan.types import (
     Batch,
     BoolArray,
+    Float64Array,
     Int32Array,
     KVLayout,
     SamplingBatch,
@@ -218,10 +219,10 @@ class NullRunner(Runner):
         mask: npt.NDArray[np.uint32] | None,
     ) -> StepResult:
         """Choose the token of each row that samples, and make up the logprobs that were asked for."""
-        prompt = self._prompt_logprobs(batch)
+        prompt, pooled = self._prompt_logprobs(batch), self._pooled(batch)
         if sampling is None:
             none = np.zeros(0, np.int32)
-            return StepResult(tokens=none, failed=np.zeros(0, np.bool_), prompt_logprobs=prompt)
+            return StepResult(tokens=none, failed=np.zeros(0, np.bool_), prompt_logprobs=prompt, pooled=pooled)
         for seed in sampling.penalty_seeds:
             counts = zip(seed.output_ids.tolist(), seed.output_counts.tolist(), strict=True)
             prompt_ids = frozenset(seed.prompt_ids.tolist())
@@ -242,7 +243,7 @@ class NullRunner(Runner):
         if sampling.want_logprobs.any():
             found = (self._logprobs(sampling, i, int(hashes[i]), int(tokens[i])) for i in range(len(hashes)))
             logprobs = tuple(found)
-        return StepResult(tokens=tokens, failed=failed, logprobs=logprobs, prompt_logprobs=prompt)
+        return StepResult(tokens=tokens, failed=failed, logprobs=logprobs, prompt_logprobs=prompt, pooled=pooled)
 
     def _nan_rows(self, batch: Batch) -> BoolArray:
         """Sampled rows whose last input is the token that was named for it."""
@@ -257,6 +258,17 @@ class NullRunner(Runner):
             return None
         wanted = sampling.logprob_token_ids[index] if sampling.logprob_token_ids else ()
         return token_logprobs(sequence_hash, token, int(sampling.top_logprobs[index]), wanted, self._vocabulary)
+
+    def _pooled(self, batch: Batch) -> Float64Array | None:
+        """Hidden states are the bytes of a sequence's hash, as shares of 255."""
+        if batch.pooled is None:
+            return None
+        rows = np.repeat(batch.row_ids, np.diff(batch.query_starts))
+        sums = []
+        for start, stop in zip(batch.pooled.starts.tolist(), batch.pooled.stops.tolist(), strict=True):
+            hashes = self._hash(rows[start:stop], batch.positions[start:stop])
+            sums.append((hashes.astype("<u8").view(np.uint8).reshape(-1, 8) / 255).sum(axis=0))
+        return np.asarray(sums, dtype=np.float64)
 
     def _prompt_logprobs(self, batch: Batch) -> tuple[TokenLogprobs, ...]:
         wanted = batch.prompt_logprobs

@@ -98,6 +98,8 @@ BESIDE_THE_PLAN: Mapping[str, str] = {
     "model.chat_template": "read by the tokenizer",
     "model.tool_call_parser": "read by the server",
     "model.reasoning_parser": "read by the server",
+    "model.is_embedding": "read by the server",
+    "model.embedding_pooling": "read by the server",
     "model.served_model_name": "read by the server",
     "model.revision": "read by the download",
     "model.sampling_defaults": "a setting of the plan that states values of request fields",
