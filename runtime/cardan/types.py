@@ -135,6 +135,8 @@ class LayerKV:
         softcap: ``cap * tanh(score / cap)`` on scaled scores; None for none.
         sinks: whether the layer passes learned attention sinks.
         rope_id: which of the model's RoPE tables the layer uses.
+        k_scale: what keys are divided by before they become floats of 8 bits; no other type of KV uses it.
+        v_scale: likewise for values.
     """
 
     index: int
@@ -149,6 +151,8 @@ class LayerKV:
     softcap: float | None = None
     sinks: bool = False
     rope_id: int = 0
+    k_scale: float = 1.0
+    v_scale: float = 1.0
 
 
 DTYPE_BYTES: dict[str, int] = {
@@ -161,6 +165,9 @@ DTYPE_BYTES: dict[str, int] = {
     "fp8_e5m2": 1,
 }
 """Bytes of one element of the dtypes that activations and KV caches can have."""
+
+KV_SCALE_BYTES = {"int8": DTYPE_BYTES["float32"]}
+"""Bytes of the scale beside each slot and head, of keys and of values, where KV elements are codes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,9 +191,10 @@ class KVLayout:
 
     @property
     def bytes_per_slot(self) -> int:
-        """Bytes that one token's KV takes in all layers together."""
+        """Bytes that one token's KV takes in all layers together, scales included."""
         elements = sum(layer.kv_heads * (layer.k_dim + layer.v_dim) for layer in self.layers)
-        return elements * DTYPE_BYTES[self.dtype]
+        heads = 2 * sum(layer.kv_heads for layer in self.layers)
+        return elements * DTYPE_BYTES[self.dtype] + heads * KV_SCALE_BYTES.get(self.dtype, 0)
 
 
 # --- what crosses to the device each step -------------------------------------------------------

@@ -344,3 +344,14 @@ def test_a_plan_is_about_the_kernels_that_were_asked_for(tmp_path: Path, kernels
     assert plan.value("decode_attention_backend") == plan.value("prefill_attention_backend") == kernels
     assert choose(kernels).name in plan.device.detail
     assert plan.platform_options["kernels"] == kernels
+
+
+@pytest.mark.parametrize("dtype", ["fp8_e4m3", "fp8_e5m2", "int8"])
+def test_keys_and_values_of_eight_bits_need_the_native_kernels(dtype: str) -> None:
+    lacks = platform.configured(WITH_TORCH).capabilities(platform.devices()[0]).get(f"kv_dtype:{dtype}")
+    assert lacks.support is Support.UNSUPPORTED
+    assert "would widen the whole pool" in lacks.reason
+    assert "kernels=native" in lacks.alternative
+    if choose("native").kind is not None:
+        there = platform.configured({"kernels": "native"}).capabilities(platform.devices()[0])
+        assert there.supports(f"kv_dtype:{dtype}")

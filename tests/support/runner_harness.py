@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from cardan.config import CacheConfig, EngineConfig, ModelConfig
+from cardan.config import CacheConfig, EngineConfig, ModelConfig, PlatformConfig
 from cardan.models import build_model
 from cardan.platform.resolve import platform_facts, resolve
 from cardan.runner import open_device
@@ -50,9 +50,10 @@ class RunnerHarness:
 
     def __init__(
         self, model: Path, platform: Any, dtype: str = "float32", options: dict[str, Any] | None = None,
-        **model_settings: Any,
+        kv_cache_dtype: str = "auto", **model_settings: Any,
     ) -> None:  # fmt: skip
         config = EngineConfig(
+            platform=PlatformConfig(kv_cache_dtype=kv_cache_dtype),
             model=ModelConfig(model=str(model), dtype=dtype, **model_settings),  # type: ignore[arg-type]
             cache=CacheConfig(max_total_tokens=NUM_SLOTS),
         )

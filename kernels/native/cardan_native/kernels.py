@@ -20,7 +20,7 @@ class Tensor(Protocol):
 
     @property
     def dtype(self) -> str:
-        """``float32``, ``bfloat16``, ``float16``, ``int32``, ``uint8`` or ``bool``."""
+        """``float32``, ``bfloat16``, ``float16``, ``int32``, ``uint8``, ``bool``, ``int8``, ``fp8_e4m3``, ``fp8_e5m2``."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -108,8 +108,11 @@ class Kernels(Protocol):
 
     # --- threads ---
 
-    def set_threads(self, threads: int) -> None:
-        """How many threads compute, the caller's among them."""
+    def set_threads(self, threads: int, pin: bool = False, spin_us: int = 50) -> None:
+        """How many threads compute, the caller's among them; whether each keeps to a core; how long they spin."""
+
+    def pinned(self) -> bool:
+        """Whether threads keep to a core each; never where this process may not use every core, or another does so."""
 
     def threads(self) -> int:
         """How many threads compute."""

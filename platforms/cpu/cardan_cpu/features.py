@@ -16,6 +16,12 @@ AFFINE_FORMATS = tuple(
     f"AFFINE{bits}_{group}_{scale}" for bits in (4, 8) for group in (32, 64, 128) for scale in ("F16", "BF16", "F32")
 )
 DTYPES = ("bfloat16", "float32", "float16")
+CODED_KV = ("fp8_e4m3", "fp8_e5m2", "int8")
+NO_CODED_KV = Capability(
+    Support.UNSUPPORTED,
+    "torch's attention would widen the whole pool in every step",
+    alternative="Pass --platform-option kernels=native, or --kv-cache-dtype bfloat16",
+)
 
 
 def _native(reason: str) -> Capability:
@@ -63,6 +69,9 @@ def native_features(variant: str) -> dict[str, Capability]:
         Feature.ATTENTION_SOFTCAP: _native("applied to scores as they arise"),
         Feature.ATTENTION_SINKS: _native("a score without a value"),
         **_of_every_kind(),
+        "kv_dtype:fp8_e4m3": _native("rounded as they are written, widened as they are read"),
+        "kv_dtype:fp8_e5m2": _native("rounded as they are written, widened as they are read"),
+        "kv_dtype:int8": _native("codes with a scale for each token and head"),
         Feature.GRAPH: _native("decode steps are recorded once for each number of rows, and replayed by one call"),
     }
     taken = _native_formats(variant)
@@ -116,4 +125,6 @@ def _of_every_kind() -> dict[str, Capability]:
     }
     for dtype in DTYPES:
         features[f"kv_dtype:{dtype}"] = _native("one tensor per layer")
+    for dtype in CODED_KV:
+        features[f"kv_dtype:{dtype}"] = NO_CODED_KV
     return features

@@ -58,7 +58,6 @@ class NativePlan:
                 f"{len(meta.positions)} tokens. Make a plan of that size."
             )
         self.row_ids.copy_bits(_filled(meta.row_ids, rows, 0))
-        self.query_starts.copy_bits(np.arange(rows + 1, dtype=np.int32))
         self.seq_lens.copy_bits(_filled(meta.seq_lens, rows, 0))
         self.positions.copy_bits(_filled(meta.positions, rows, 0))
         self.out_slots.copy_bits(_filled(meta.out_slots, rows, NO_SLOT))
@@ -88,10 +87,10 @@ class NativeAttention(AttentionBackend):
     ) -> Tensor:
         """See ``AttentionBackend.forward``."""
         keys, values = self.pool.keys[layer.index], self.pool.values[layer.index]
-        self.native.write_kv(k, v, keys, values, plan.out_slots, layer.group)
-        out: Tensor = self.native.attention(
-            q, keys, values, plan.groups[layer.group], layer.scale, layer.window or 0, layer.softcap or 0.0, sinks
-        )
+        scales = self.pool.scales(layer)
+        self.native.write_kv(k, v, keys, values, plan.out_slots, layer.group, **scales)
+        rows, window, softcap = plan.groups[layer.group], layer.window or 0, layer.softcap or 0.0
+        out: Tensor = self.native.attention(q, keys, values, rows, layer.scale, window, softcap, sinks, **scales)
         return out
 
     def _plan(self, *arrays: Int32Array) -> NativePlan:
@@ -107,6 +106,8 @@ class NativeAttention(AttentionBackend):
 
 def _filled(values: Int32Array, count: int, fill: int) -> Int32Array:
     """The last axis extended to ``count`` entries."""
+    if values.shape[-1] == count and values.dtype == np.int32:
+        return np.ascontiguousarray(values)
     out = np.full((*values.shape[:-1], count), fill, dtype=np.int32)
     out[..., : values.shape[-1]] = values
     return out

@@ -11,21 +11,24 @@ import numpy as np
 
 from cardan.errors import UnsupportedError
 from cardan.platform import OpsKVPool
-from cardan.types import KVLayout, TableDelta, TableDeltas
+from cardan.types import KV_SCALE_BYTES, KVLayout, LayerKV, TableDelta, TableDeltas
 from cardan_native import Kernels, Tensor
 
-KV_DTYPES = ("float32", "bfloat16", "float16")
+KV_DTYPES = ("float32", "bfloat16", "float16", "fp8_e4m3", "fp8_e5m2", "int8")
 
 
 class NativeKVPool(OpsKVPool):
     """One zeroed tensor for keys and one for values per layer: ``[slots, kv_heads, dim]``.
 
-    Memory is committed page by page as it is first written. Zeros keep every slot finite before that.
+    Those of int8 have a float32 scale for each slot and head beside them. Memory is committed page by page as it is
+    first written. Zeros keep every slot finite before that.
 
     Attributes:
         native: the kernels.
         keys: one tensor per layer.
         values: one tensor per layer.
+        key_scales: one tensor ``[slots, kv_heads]`` per layer for int8, else none.
+        value_scales: likewise.
         tables: int32 ``[groups, rows, max_length]``; slot of each position of each row.
     """
 
@@ -42,24 +45,35 @@ class NativeKVPool(OpsKVPool):
             )
         self.native = native
         self._num_slots = num_slots
+        self._eight_bit_floats = layout.dtype.startswith("fp8")
         zeros = native.Tensor.zeros
         self.keys = [zeros([num_slots, layer.kv_heads, layer.k_dim], layout.dtype) for layer in layout.layers]
         self.values = [zeros([num_slots, layer.kv_heads, layer.v_dim], layout.dtype) for layer in layout.layers]
+        scaled = layout.layers if layout.dtype in KV_SCALE_BYTES else ()
+        self.key_scales = [zeros([num_slots, layer.kv_heads], "float32") for layer in scaled]
+        self.value_scales = [zeros([num_slots, layer.kv_heads], "float32") for layer in scaled]
         self.tables = zeros([layout.num_groups, num_rows, max_length], "int32")
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of keys and values."""
+        """Bytes of keys and values, and of their scales."""
         return sum(leaf.nbytes for leaf in self.leaves())
 
     def leaves(self) -> tuple[Tensor, ...]:
-        """Keys of all layers, then values of all layers."""
-        return (*self.keys, *self.values)
+        """Keys of all layers, then values of all layers, then the scales of both in the same order."""
+        return (*self.keys, *self.values, *self.key_scales, *self.value_scales)
+
+    def scales(self, layer: LayerKV) -> dict[str, Tensor | float]:
+        """What the kernels take beside a layer's keys and values."""
+        if not self.key_scales:
+            return {"key_scale": layer.k_scale, "value_scale": layer.v_scale} if self._eight_bit_floats else {}
+        return {"key_scales": self.key_scales[layer.index], "value_scales": self.value_scales[layer.index]}
 
     def bind(self, leaves: Sequence[Tensor]) -> None:
         """Replace the tensors, in the order of ``leaves``."""
-        half = len(self.keys)
-        self.keys, self.values = list(leaves[:half]), list(leaves[half:])
+        count = len(self.keys)
+        parts = [list(leaves[first : first + count]) for first in range(0, 4 * count, count)]
+        self.keys, self.values, self.key_scales, self.value_scales = parts
 
     def update_tables(self, deltas: Sequence[TableDelta]) -> None:
         """Write slots to their rows, all in one call.

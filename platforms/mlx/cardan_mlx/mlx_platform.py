@@ -43,6 +43,7 @@ AFFINE_FORMATS = tuple(
     for scale in ("F16", "BF16", "F32")
 )
 DTYPES = ("float16", "bfloat16", "float32")
+NARROW_KV = "Pass --kv-cache-dtype bfloat16"
 PAGE_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
 CHUNK = 1024
@@ -186,6 +187,10 @@ def _features(*, metal: bool) -> dict[str, Capability]:
     features["dtype:float32"] = native("multiplied as it is")
     for dtype in DTYPES:
         features[f"kv_dtype:{dtype}"] = native("one array per layer")
+    for dtype in ("fp8_e4m3", "fp8_e5m2", "int8"):
+        features[f"kv_dtype:{dtype}"] = Capability(
+            Support.UNSUPPORTED, "no attention kernel here reads keys and values of 8 bits", alternative=NARROW_KV
+        )
     return features | _formats(native, emulated)
 
 

@@ -33,14 +33,26 @@ void bind_attention(nb::module_& module) {
   module.def(
       "attention",
       [](const Tensor& q, const Tensor& keys, const Tensor& values, const AttentionRows& rows, float scale,
-         int64_t window, float softcap, const Tensor* sinks) {
-        return attention(q, keys, values, rows, {scale, window, softcap, sinks});
+         int64_t window, float softcap, const Tensor* sinks, const Tensor* key_scales, const Tensor* value_scales,
+         float key_scale, float value_scale) {
+        return attention(q, {keys, values, key_scales, value_scales, key_scale, value_scale}, rows,
+                         {scale, window, softcap, sinks});
       },
       nb::arg("q"), nb::arg("keys"), nb::arg("values"), nb::arg("rows"), nb::arg("scale"), nb::arg("window") = 0,
-      nb::arg("softcap") = 0.0f, nb::arg("sinks").none() = nb::none(), Unlocked(),
-      "Attend with q [tokens, q_heads, k_dim]; returns [tokens, q_heads * v_dim]. 0 means no window, no soft-cap.");
-  module.def("write_kv", &write_kv, nb::arg("k"), nb::arg("v"), nb::arg("keys"), nb::arg("values"),
-             nb::arg("out_slots"), nb::arg("group"), Unlocked(),
+      nb::arg("softcap") = 0.0f, nb::arg("sinks").none() = nb::none(),
+      nb::arg("key_scales").none() = nb::none(), nb::arg("value_scales").none() = nb::none(),
+      nb::arg("key_scale") = 1.0f, nb::arg("value_scale") = 1.0f, Unlocked(),
+      "Attend with q [tokens, q_heads, k_dim]; returns [tokens, q_heads * v_dim]. 0 means no window, no soft-cap. "
+      "Scales [slots, kv_heads] go with int8, the layer's own with floats of 8 bits.");
+  module.def("write_kv",
+             [](const Tensor& k, const Tensor& v, const Tensor& keys, const Tensor& values, const Tensor& out_slots,
+                int64_t group, const Tensor* key_scales, const Tensor* value_scales, float key_scale,
+                float value_scale) {
+               write_kv(k, v, {keys, values, key_scales, value_scales, key_scale, value_scale}, out_slots, group);
+             },
+             nb::arg("k"), nb::arg("v"), nb::arg("keys"), nb::arg("values"), nb::arg("out_slots"), nb::arg("group"),
+             nb::arg("key_scales").none() = nb::none(), nb::arg("value_scales").none() = nb::none(),
+             nb::arg("key_scale") = 1.0f, nb::arg("value_scale") = 1.0f, Unlocked(),
              "Write k and v [tokens, kv_heads, dim] to their slots; tokens of negative slots are left out.");
   module.def("write_table", &change_table, nb::arg("table"), nb::arg("rows"), nb::arg("positions"), nb::arg("slots"),
              nb::arg("num_slots"), "table[group][rows, positions] = slots[group] for all groups.");

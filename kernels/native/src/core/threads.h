@@ -4,31 +4,43 @@
 // next loop by spinning for some microseconds, then yielding, then sleeping. The caller works too and is one of them.
 #pragma once
 
-#include <sys/types.h>
-
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
+#include <exception>
 #include <mutex>
 #include <thread>
 #include <vector>
 
 namespace cardan_native {
 
+struct PoolOptions {
+  // How long a thread spins before it yields; it yields three times as long before it sleeps. Where a quota limits the
+  // processor's time, little: what is spun away is missing later.
+  int spin_us = 50;
+  // Whether threads keep to a core each, where they may: see `pinnable_cores`.
+  bool pin = false;
+};
+
 class Pool {
  public:
   // The process's own. It is never destroyed: its threads wait on it until the process ends.
   static Pool& get();
 
+  Pool();
+  ~Pool();  // no loop may run
   Pool(const Pool&) = delete;
   Pool& operator=(const Pool&) = delete;
 
   // How many threads work, the caller among them. Waits for a loop that runs.
-  void resize(int threads);
+  void resize(int threads, PoolOptions options = {});
   int threads() const { return threads_.load(std::memory_order_relaxed); }
+  // Whether threads keep to a core each.
+  bool pinned() const { return pinned_; }
 
   // Calls body(first, last) for pieces of [0, count) of at most `grain`, on all threads; returns when all are done.
-  // Where one thread is enough, the whole range is one piece. Bodies must not throw, nor start a loop of their own.
+  // Where one thread is enough, the whole range is one piece. Bodies must not start a loop of their own. What one of
+  // them throws is thrown here, once all threads are through; pieces that nobody has begun by then are left out.
   template <class Body>
   void parallel(int64_t count, int64_t grain, const Body& body) {
     if (count <= 0) return;
@@ -40,7 +52,7 @@ class Pool {
     if (threads() == 1 || count <= grain)
       call(&body, 0, count);
     else
-      run({call, &body, count, grain});
+      run({call, &body, count, grain, 0});
   }
 
   // A grain that gives each thread about `pieces` pieces.
@@ -53,25 +65,40 @@ class Pool {
   struct Loop {
     void (*call)(const void*, int64_t, int64_t) = nullptr;
     const void* body = nullptr;
-    int64_t count = 0, grain = 1;
+    int64_t count = 0, grain = 1, pieces = 0;
   };
+  // All that a thread needs to take a piece, in one line of the cache.
+  struct alignas(64) Board {
+    std::atomic<uint64_t> ticket{kNone};
+    Loop loop;
+  };
+  // The low half of the ticket is this and the number of pieces that nobody has taken; the high half counts loops, so
+  // that no two loops' tickets are alike. It stays below this by at most a piece for each thread.
+  static constexpr uint32_t kNone = 1u << 30;
 
-  Pool() = default;
-  void run(const Loop& loop);
-  void work();
-  void serve(uint32_t seen);
+  friend struct PoolsAtFork;
+
+  void run(Loop loop);
+  int64_t work();
+  bool any_left() const { return static_cast<uint32_t>(board_.ticket.load()) > kNone; }
+  void wake(int64_t wanted);
+  void await(int64_t pieces);
+  bool wait();
+  void serve(int core);
   void stop();
 
+  Board board_;
+  alignas(64) std::atomic<int64_t> done_{0};  // pieces that threads other than the caller have finished
+  alignas(64) std::atomic<int> asleep_{0};
+  std::atomic<uint32_t> calls_{0};  // what sleepers wait on
+  std::atomic<uint32_t> endings_{0};  // what the caller waits on
+  std::atomic<bool> caller_asleep_{false}, stopping_{false}, failed_{false};
+  std::exception_ptr failure_;  // of the thread that was first to set `failed_`
   std::atomic<int> threads_{1};
-  std::vector<std::thread> workers_;
-  pid_t owner_ = 0;    // the process that started them
+  PoolOptions options_;
+  bool pinned_ = false;
   std::mutex caller_;  // one loop at a time
-  Loop loop_;
-  alignas(64) std::atomic<uint32_t> epoch_{0};  // grows with each loop
-  alignas(64) std::atomic<int64_t> next_{0};
-  alignas(64) std::atomic<int> inside_{0};  // workers that may look at loop_
-  alignas(64) std::atomic<bool> open_{false};
-  std::atomic<bool> stopping_{false};
+  std::vector<std::thread> workers_;
 };
 
 }  // namespace cardan_native

@@ -22,7 +22,8 @@ void check_rows(const AttentionRows& rows) {
                                 std::to_string(rows.group));
 }
 
-void check_pool(const Tensor& q, const Tensor& keys, const Tensor& values) {
+void check_pool(const Tensor& q, const LayerPool& pool) {
+  const Tensor &keys = pool.keys, &values = pool.values;
   expect_rank("attention", "q", q, 3);
   expect_rank("attention", "keys", keys, 3);
   expect_shape("attention", "keys", keys, {keys.shape[0], keys.shape[1], q.shape[2]});
@@ -33,10 +34,11 @@ void check_pool(const Tensor& q, const Tensor& keys, const Tensor& values) {
   if (!values.contiguous()) refuse("attention", "values", "contiguous", values);
   if (q.shape[1] % std::max<int64_t>(keys.shape[1], 1))
     refuse("attention", "q", "of a multiple of " + std::to_string(keys.shape[1]) + " heads", q);
+  check_scales("attention", pool);
 }
 
-AttentionStep step_of(const Tensor& q, const Tensor& keys, const Tensor& values, const AttentionRows& rows,
-                      const AttentionLayer& layer) {
+AttentionStep step_of(const Tensor& q, const LayerPool& pool, const AttentionRows& rows, const AttentionLayer& layer) {
+  const Tensor &keys = pool.keys, &values = pool.values;
   AttentionStep step;
   step.q = q.data;
   step.dtype = q.dtype;
@@ -46,6 +48,8 @@ AttentionStep step_of(const Tensor& q, const Tensor& keys, const Tensor& values,
   step.keys = keys.data;
   step.values = values.data;
   step.kv_dtype = keys.dtype;
+  if (pool.key_scales) step.key_scales = pool.key_scales->ptr<float>();
+  if (pool.value_scales) step.value_scales = pool.value_scales->ptr<float>();
   step.table_rows = rows.table.shape[1];
   step.max_length = rows.table.shape[2];
   step.table = rows.table.ptr<int32_t>() + rows.group * step.table_rows * step.max_length;
@@ -58,7 +62,8 @@ AttentionStep step_of(const Tensor& q, const Tensor& keys, const Tensor& values,
   step.k_dim = keys.shape[2];
   step.v_dim = values.shape[2];
   step.shared = step.q_heads / step.kv_heads;
-  step.scale = layer.scale;
+  step.scale = layer.scale * pool.key_scale;
+  step.value_scale = pool.value_scale;
   step.softcap = layer.softcap;
   step.window = layer.window;
   step.sinks = layer.sinks ? layer.sinks->ptr<float>() : nullptr;
@@ -91,22 +96,40 @@ void run(const AttentionStep& step, Pool& pool) {
 
 }  // namespace
 
-Tensor attention(const Tensor& q, const Tensor& keys, const Tensor& values, const AttentionRows& rows,
-                 const AttentionLayer& layer) {
+void check_scales(const char* op, const LayerPool& pool) {
+  const bool wanted = pool.keys.dtype == DType::kI8;
+  if (wanted != (pool.key_scales != nullptr) || wanted != (pool.value_scales != nullptr))
+    throw std::invalid_argument(std::string(op) + ": key_scales and value_scales must be given for int8, and for no " +
+                                "other type of keys, got keys of " + name_of(pool.keys.dtype));
+  const bool plain = pool.key_scale == 1.0f && pool.value_scale == 1.0f;
+  const bool narrow = pool.keys.dtype == DType::kE4M3 || pool.keys.dtype == DType::kE5M2;
+  if (!(pool.key_scale > 0.0f && pool.value_scale > 0.0f) || !(narrow || plain))
+    throw std::invalid_argument(std::string(op) + ": key_scale and value_scale must be above 0, and 1 but for fp8, " +
+                                "got " + std::to_string(pool.key_scale) + " and " + std::to_string(pool.value_scale));
+  for (const Tensor* scales : {pool.key_scales, pool.value_scales}) {
+    if (!scales) continue;
+    expect_dtype(op, "scales", *scales, DType::kF32);
+    expect_shape(op, "scales", *scales, {pool.keys.shape[0], pool.keys.shape[1]});
+    if (!scales->contiguous()) refuse(op, "scales", "contiguous", *scales);
+  }
+}
+
+Tensor attention(const Tensor& q, const LayerPool& pool, const AttentionRows& rows, const AttentionLayer& layer) {
   check_rows(rows);
-  check_pool(q, keys, values);
+  check_pool(q, pool);
   with_float(q.dtype, "attention", [](auto) {});
-  with_float(keys.dtype, "attention", [](auto) {});
+  with_stored(pool.keys.dtype, "attention", [](auto) {});
   if (layer.sinks) {
     expect_dtype("attention", "sinks", *layer.sinks, DType::kF32);
     expect_shape("attention", "sinks", *layer.sinks, {q.shape[1]});
   }
   if (layer.window < 0 || layer.softcap < 0.0f)
     throw std::invalid_argument("attention: window and softcap must be 0 (none) or more");
-  Tensor out = Tensor::empty({q.shape[0], q.shape[1] * values.shape[2]}, q.dtype);
-  AttentionStep step = step_of(q, keys, values, rows, layer);
+  Tensor out = Tensor::empty({q.shape[0], q.shape[1] * pool.values.shape[2]}, q.dtype);
+  AttentionStep step = step_of(q, pool, rows, layer);
   step.out = out.data;
-  dispatch({&q, &keys, &values, &rows.table, &rows.row_ids, &rows.query_starts, &rows.seq_lens, layer.sinks, &out},
+  dispatch({&q, &pool.keys, &pool.values, pool.key_scales, pool.value_scales, &rows.table, &rows.row_ids,
+            &rows.query_starts, &rows.seq_lens, layer.sinks, &out},
            [step](Pool& pool) { run(step, pool); });
   return out;
 }

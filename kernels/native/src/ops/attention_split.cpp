@@ -171,6 +171,30 @@ void put(const AttentionStep& step, const AttentionSchedule& schedule, int64_t s
   std::memcpy(to + 2, state.values, static_cast<size_t>(step.v_dim) * sizeof(float));
 }
 
+// Scales of the keys or values of a split, for one head; 0 behind the last, up to a whole vector.
+void gather_scales(const float* scales, int64_t heads, const int32_t* slots, int64_t count, float* out) {
+  for (int64_t key = 0; key < count; ++key) out[key] = scales[slots[key] * heads];
+  for (int64_t key = count; key < whole_vectors(count); ++key) out[key] = 0.0f;
+}
+
+void multiply_by(float* values, const float* factors, int64_t count) {
+  for (int64_t i = 0; i < count; i += kLanes) store(values + i, load(values + i) * load(factors + i));
+}
+
+// Each query's scores, or weights, times the scales of the keys, or values, they belong to.
+template <class T>
+void apply_scales(const AttentionStep& step, const AttentionTask& task, const float* scales, const int32_t* slots,
+                  int64_t num_keys, int64_t count, float* scores) {
+  if constexpr (kScaled<T>) {
+    alignas(64) float factors[kSplitKeys];
+    for (int32_t head = task.first_head; head < task.last_head; ++head) {
+      gather_scales(scales + head, step.kv_heads, slots, num_keys, factors);
+      for (int64_t query = 0; query < count; ++query, scores += kSplitKeys)
+        multiply_by(scores, factors, whole_vectors(num_keys));
+    }
+  }
+}
+
 // What a task keeps: for each of its key heads the same queries, one after the other.
 struct Work {
   int64_t heads, queries, q_width, v_width;
@@ -231,6 +255,7 @@ void attend(const AttentionStep& step, const AttentionSchedule& schedule, const 
     score(work.q + head * count * work.q_width, count, work.q_width, keys.shifted(head * step.k_dim), step.k_dim, first,
           last, work.scores + head * count * kSplitKeys);
   });
+  apply_scales<T>(step, task, step.key_scales, slots, num_keys, count, work.scores);
   thread_local std::vector<AttentionState> states;
   states.resize(static_cast<size_t>(heads * count));
   for (int64_t i = 0; i < heads * count; ++i) {
@@ -241,6 +266,7 @@ void attend(const AttentionStep& step, const AttentionSchedule& schedule, const 
     const float largest = prepare_scores(scores, whole_vectors(num_keys), first, last, step.softcap);
     states[i] = {largest, exponentiate(scores, whole_vectors(num_keys), largest), work.sums + i * work.v_width};
   }
+  apply_scales<T>(step, task, step.value_scales, slots, num_keys, count, work.scores);
   Slotted<T> values{reinterpret_cast<const T*>(step.values) + task.first_head * step.v_dim, step.value_stride(), slots};
   for_pieces_of_keys(values, heads * step.v_dim, num_keys, heads, [&](int64_t head, int64_t first, int64_t last) {
     weigh(work.scores + head * count * kSplitKeys, count, values.shifted(head * step.v_dim), step.v_dim, first, last,
@@ -253,7 +279,7 @@ void attend(const AttentionStep& step, const AttentionSchedule& schedule, const 
 
 void attend_split(const AttentionStep& step, const AttentionSchedule& schedule, const AttentionTask& task,
                   float* partials) {
-  with_float(step.kv_dtype, "attention", [&]<class T>(T) { attend<T>(step, schedule, task, partials); });
+  with_stored(step.kv_dtype, "attention", [&]<class T>(T) { attend<T>(step, schedule, task, partials); });
 }
 
 // The parts of a row, in order.

@@ -24,7 +24,7 @@ void write_result(const AttentionStep& step, int64_t token, int64_t head, const 
     factor = exp(splat(state.largest - largest))[0];
     sum = sum * factor + exp(splat(sink - largest))[0];
   }
-  factor = sum == 0.0f ? 0.0f : factor / sum;
+  factor = sum == 0.0f ? 0.0f : factor / sum * step.value_scale;
   with_float(step.dtype, "attention", [&]<class T>(T) {
     T* to = reinterpret_cast<T*>(step.out) + (token * step.q_heads + head) * step.v_dim;
     int64_t column = 0;

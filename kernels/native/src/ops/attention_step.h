@@ -5,10 +5,31 @@
 #include <cstdint>
 #include <cstdlib>
 #include <new>
+#include <utility>
 
 #include "core/types.h"
+#include "simd/bytes.h"
 
 namespace cardan_native {
+
+// Calls body with a value of the C++ type that keys and values are kept in.
+template <class Body>
+decltype(auto) with_stored(DType dtype, const char* op, Body&& body) {
+  switch (dtype) {
+    case DType::kI8:
+      return body(i8{});
+    case DType::kE4M3:
+      return body(e4m3{});
+    case DType::kE5M2:
+      return body(e5m2{});
+    default:
+      return with_float(dtype, op, std::forward<Body>(body));
+  }
+}
+
+// Whether keys and values of a type go with a scale for each slot and head.
+template <class T>
+inline constexpr bool kScaled = std::is_same_v<T, i8>;
 
 struct AttentionStep {
   const char* q = nullptr;  // [tokens, q_heads, k_dim]
@@ -19,6 +40,7 @@ struct AttentionStep {
   const char* keys = nullptr;    // [slots, kv_heads, k_dim]
   const char* values = nullptr;  // [slots, kv_heads, v_dim]
   DType kv_dtype = DType::kF32;
+  const float *key_scales = nullptr, *value_scales = nullptr;  // [slots, kv_heads], of int8
 
   const int32_t* table = nullptr;  // [table_rows, max_length]
   int64_t table_rows = 0, max_length = 0;
@@ -28,9 +50,12 @@ struct AttentionStep {
   int64_t q_heads = 0, kv_heads = 0, k_dim = 0, v_dim = 0;
   int64_t shared = 1;  // query heads to a key head
   float scale = 1.0f, softcap = 0.0f;
+  float value_scale = 1.0f;
   int64_t window = 0;
   const float* sinks = nullptr;
 
+  // Of a head, where there are any.
+  static const float* scales_of(const float* scales, int64_t kv_head) { return scales ? scales + kv_head : nullptr; }
   int64_t key_stride() const { return kv_heads * k_dim; }
   int64_t value_stride() const { return kv_heads * v_dim; }
   // The first key that a query at `position` sees.

@@ -78,37 +78,63 @@ void multiply(Product by, int64_t count, Ahead& ahead, int64_t ahead_rows) {
   }
 }
 
+// Keys or values of one head, at the slots of a block; `scales` are those of the head.
+template <class T>
+struct Gathered {
+  const T* base;
+  int64_t stride;
+  const int32_t* slots;
+  int64_t count;
+  const float* scales;
+  int64_t scale_stride;
+
+  const T* at(int64_t key) const { return base + slots[key] * stride; }
+  float scale(int64_t key) const { return kScaled<T> ? scales[slots[key] * scale_stride] : 1.0f; }
+};
+
+template <class T>
+vf scaled(vf x, float scale) {
+  return kScaled<T> ? x * scale : x;
+}
+
 // Keys of a block as panels [k_dim, kPanel]: each key is a column. Columns behind the last key are 0.
 template <class T>
-void gather_keys(const T* base, int64_t stride, const int32_t* slots, int64_t count, int64_t dim, float* panels) {
+void gather_keys(const Gathered<T>& from, int64_t dim, float* panels) {
+  const int64_t count = from.count;
   vf square[kLanes];
   for (int64_t first = 0; first < panels_of(count) * kPanel; first += kLanes) {
     float* to = panels + first / kPanel * dim * kPanel + first % kPanel;
     const int64_t there = std::clamp<int64_t>(count - first, 0, kLanes);
     const T* keys[kLanes];
-    for (int i = 0; i < kLanes; ++i) keys[i] = base + (i < there ? slots[first + i] * stride : 0);
+    float scales[kLanes];
+    for (int i = 0; i < kLanes; ++i) {
+      keys[i] = i < there ? from.at(first + i) : nullptr;
+      scales[i] = i < there ? from.scale(first + i) : 0.0f;
+    }
     int64_t column = 0;
     for (; column + kLanes <= dim; column += kLanes) {
-      for (int i = 0; i < kLanes; ++i) square[i] = i < there ? load(keys[i] + column) : splat(0.0f);
+      for (int i = 0; i < kLanes; ++i) square[i] = i < there ? scaled<T>(load(keys[i] + column), scales[i]) : splat(0.0f);
       transpose(square);
       for (int i = 0; i < kLanes; ++i) store(to + (column + i) * kPanel, square[i]);
     }
     for (; column < dim; ++column)
-      for (int i = 0; i < kLanes; ++i) to[column * kPanel + i] = i < there ? widen(keys[i][column]) : 0.0f;
+      for (int i = 0; i < kLanes; ++i) to[column * kPanel + i] = i < there ? widen(keys[i][column]) * (kScaled<T> ? scales[i] : 1.0f) : 0.0f;
   }
 }
 
 // Values of a block as panels [kBlockKeys, kPanel] of their columns; columns behind the last one are 0.
 template <class T>
-void gather_values(const T* base, int64_t stride, const int32_t* slots, int64_t count, int64_t dim, float* panels) {
-  for (int64_t key = 0; key < count; ++key) {
-    const T* from = base + slots[key] * stride;
+void gather_values(const Gathered<T>& values, int64_t dim, float* panels) {
+  for (int64_t key = 0; key < values.count; ++key) {
+    const T* from = values.at(key);
+    const float scale = values.scale(key);
     for (int64_t column = 0; column < panels_of(dim) * kPanel; column += kLanes) {
       float* to = panels + (column / kPanel * kBlockKeys + key) * kPanel + column % kPanel;
       if (column + kLanes <= dim)
-        store(to, load(from + column));
+        store(to, scaled<T>(load(from + column), scale));
       else
-        store(to, column < dim ? load_part(from + column, static_cast<int>(dim - column)) : splat(0.0f));
+        store(to, column < dim ? scaled<T>(load_part(from + column, static_cast<int>(dim - column)), scale)
+                               : splat(0.0f));
     }
   }
 }
@@ -175,14 +201,16 @@ void attend_block(const AttentionStep& step, Tile& tile, const Block& block, int
   const int64_t size = static_cast<int64_t>(sizeof(T));
   const int64_t ahead_rows = count / std::max<int64_t>(1, panels_of(count) * queries / kMostRows) + 1;
 
-  gather_keys(keys, step.key_stride(), block.slots, count, step.k_dim, tile.key_panels);
+  gather_keys<T>({keys, step.key_stride(), block.slots, count, step.scales_of(step.key_scales, kv_head), step.kv_heads}, step.k_dim,
+                 tile.key_panels);
   Ahead ahead(reinterpret_cast<const char*>(values), step.value_stride() * size, step.v_dim * size, block.slots, count);
   for (int64_t panel = 0; panel < panels_of(count); ++panel)
     multiply<false>({tile.q + first * step.k_dim, step.k_dim, tile.key_panels + panel * step.k_dim * kPanel, step.k_dim,
                      tile.scores + first * kBlockKeys + panel * kPanel, kBlockKeys, nullptr},
                     queries, ahead, ahead_rows);
   weigh_block(step, tile, block);
-  gather_values(values, step.value_stride(), block.slots, count, step.v_dim, tile.value_panels);
+  gather_values<T>({values, step.value_stride(), block.slots, count, step.scales_of(step.value_scales, kv_head), step.kv_heads},
+                   step.v_dim, tile.value_panels);
   ahead = Ahead(reinterpret_cast<const char*>(keys), step.key_stride() * size, step.k_dim * size, block.slots + count,
                 block.next_keys);
   for (int64_t panel = 0; panel < tile.v_width / kPanel; ++panel)
@@ -222,7 +250,7 @@ void attend(const AttentionStep& step, const ScheduledRow& row, const AttentionT
 }  // namespace
 
 void attend_tile(const AttentionStep& step, const AttentionSchedule& schedule, const AttentionTask& task) {
-  with_float(step.kv_dtype, "attention", [&]<class T>(T) { attend<T>(step, schedule.rows[task.index], task); });
+  with_stored(step.kv_dtype, "attention", [&]<class T>(T) { attend<T>(step, schedule.rows[task.index], task); });
 }
 
 }  // namespace cardan_native

@@ -137,14 +137,14 @@ class AttentionBench:
                 queries, keys, values = sequence.q[sequence.row.cached :], factor * sequence.k, factor * sequence.v
                 exact = attend(queries, keys, values, layer, self.sinks)
                 want.append(exact.out)
-                allowed.append(attention_bound(queries, keys, values, layer, exact, case.dtype))
+                allowed.append(attention_bound(queries, keys, values, layer, exact, (case.dtype, case.kv_dtype)))
         self.allowed = np.concatenate(allowed)
         return got.astype(np.float64), np.concatenate(want)
 
     def _make_sequences(self, rng: np.random.Generator, pages: int) -> list[_Sequence]:
         case, layer = self.case, self.case.layer
         free = np.stack([rng.permutation(np.arange(1, pages, dtype=np.int32)) for _ in range(1 + case.grouped)])
-        narrow = max(case.dtype, case.kv_dtype, key=lambda name: ROUNDOFF[name])
+        narrow = max(case.dtype, case.kv_dtype, key=lambda name: ROUNDOFF.get(name, 0.0))
         made: list[_Sequence] = []
         for number, row in enumerate(case.rows):
             count = -(-row.length // case.page)

@@ -10,6 +10,7 @@ import numpy as np
 
 from cardan.ops.definitions import NumpyArray
 from cardan.ops.rounding import ROUNDOFF, SMALLEST, gamma
+from cardan.testing.conformance.kv_rounding import kept_off
 from cardan.testing.reference_attention import Attended
 from cardan.types import LayerKV
 
@@ -25,12 +26,18 @@ EXPONENTIAL_ROUNDINGS = 4
 
 
 def attention_bound(
-    q: NumpyArray, k: NumpyArray, v: NumpyArray, layer: LayerKV, exact: Attended, dtype: str
+    q: NumpyArray, k: NumpyArray, v: NumpyArray, layer: LayerKV, exact: Attended, dtypes: str | tuple[str, str]
 ) -> NumpyArray:
     """How far each result of ``attend(q, k, v, layer)`` may be off; ``[n, q_heads * v_dim]``.
 
-    A share ``p`` whose score is off by ``ε`` is off by ``p (ε + Σ p ε)``, since all shares together stay 1.
+    ``dtypes`` is the type of the activations, or that and the type of the pool where it keeps less.
+
+    A share ``p`` whose score is off by ``ε`` is off by ``p (ε + Σ p ε)``, since all shares together stay 1. Where the
+    pool keeps keys and values in fewer bits, each may be off by half a step, a score by what its keys' half steps
+    times the query come to, and a result by the half steps of its values, weighed by the shares as they then are.
     """
+    dtype, kv_dtype = (dtypes, dtypes) if isinstance(dtypes, str) else dtypes
+    keys_off, values_off = kept_off(k, kv_dtype), kept_off(v, kv_dtype)
     shared = layer.q_heads // layer.kv_heads
     narrow = ROUNDOFF[dtype] if dtype != "float32" else 0.0
     sums = gamma(layer.k_dim, exact.scores.size) + PRODUCT_ROUNDINGS * FLOAT32
@@ -42,12 +49,14 @@ def attention_bound(
         seen = np.isfinite(scores)
         score = np.where(seen, scores, 0.0)
         below = np.where(seen, np.abs(score - scores.max(axis=-1, keepdims=True)), 0.0)
-        off = sums * sizes + FLOAT32 * below + NARROW_SCORE_ROUNDINGS * narrow * np.abs(score)
+        kept = layer.scale * np.abs(q[:, head]) @ keys_off[:, head // shared].T
+        off = kept + sums * (sizes + kept) + FLOAT32 * below + NARROW_SCORE_ROUNDINGS * narrow * np.abs(score)
         if layer.softcap is not None:
             off += CAP_ROUNDINGS * FLOAT32 * np.abs(score)
         moved = shares * np.expm1(off)
         values = np.abs(v[:, head // shared])
         total = moved.sum(axis=-1, keepdims=True) + weighing
         allowed[:, head] = moved @ values + total * (shares @ values)
+        allowed[:, head] += (shares + moved + total * shares) @ values_off[:, head // shared]
     result: NumpyArray = allowed.reshape(len(q), -1) + ROUNDOFF[dtype] * np.abs(exact.out) + SMALLEST[dtype]
     return result

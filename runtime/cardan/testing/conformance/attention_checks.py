@@ -16,6 +16,7 @@ from cardan.ops.rounding import ROUNDOFF
 from cardan.platform import Feature
 from cardan.testing.conformance.attention_bench import AttentionBench, Case, Row
 from cardan.testing.conformance.check import Check, NotApplicableError, expect
+from cardan.testing.conformance.kv_rounding import CODED
 from cardan.testing.conformance.subject import Subject
 from cardan.types import ForwardMode, KVKind, LayerKV
 
@@ -45,6 +46,7 @@ KINDS: Mapping[str, dict[str, Any]] = {
 }
 QUICK_KINDS = ("grouped", "one-key-head", "eight-to-one", "window", "softcap-window", "sinks")
 NARROW_KINDS = ("grouped", "softcap-window")
+CODED_KINDS = ("grouped", "heads-of-80", "softcap-window", "sinks")
 
 
 def make_layer(**changes: Any) -> LayerKV:
@@ -77,12 +79,24 @@ def _narrow_checks(subject: Subject, backend: str) -> Iterator[Check]:
             for batch in BATCHES:
                 yield _check(backend, f"{batch}-{kind}[{dtype}]", {"kind": kind, "batch": batch, "dtype": dtype})
     for kv_dtype in subject.capabilities.family("kv_dtype"):
-        if kv_dtype not in ROUNDOFF:
+        if kv_dtype in CODED:
+            yield from _coded_checks(subject, backend, kv_dtype)
+        elif kv_dtype not in ROUNDOFF:
             run = partial(_run_unknown, kv_dtype=kv_dtype)
             yield Check(part="attention", name=f"{backend}/over-{kv_dtype}-kv", run=run)
     for kv_dtype in subject.dtypes("kv_dtype"):
         for batch in ("decode", "prefill"):
             yield _check(backend, f"{batch}-over-{kv_dtype}-kv", {"batch": batch, "kv_dtype": kv_dtype})
+
+
+def _coded_checks(subject: Subject, backend: str, kv_dtype: str) -> Iterator[Check]:
+    """A pool that keeps less than was written, within half a step of each value."""
+    for kind in ("grouped",) if subject.quick else CODED_KINDS:
+        for batch in BATCHES:
+            settings = {"batch": batch, "kind": kind, "kv_dtype": kv_dtype}
+            yield _check(backend, f"{batch}-{kind}-over-{kv_dtype}-kv", settings)
+    run = partial(_run_shared, backend=backend, kv_dtype=kv_dtype)
+    yield Check(part="attention", name=f"{backend}/shared-prefixes-over-{kv_dtype}-kv", run=run)
 
 
 def _run_unknown(subject: Subject, kv_dtype: str) -> None:
@@ -151,13 +165,13 @@ def hold(got: NumpyArray, want: NumpyArray, allowed: NumpyArray, what: str) -> N
     expect(excess[worst] <= 1, f"{what}: row {worst} is off by {excess[worst]:.3g} times what rounding explains")
 
 
-def _run_shared(subject: Subject, backend: str) -> None:
+def _run_shared(subject: Subject, backend: str, **changes: Any) -> None:
     page = sorted(subject.capabilities.page_sizes)[min(2, len(subject.capabilities.page_sizes) - 1)]
     prefix = -(-40 // page) * page
     rows = (Row(prefix + 9, 1), *(Row(prefix + extra, 1, shares=0, shared=prefix) for extra in (0, 3, 70)))
-    try_case(subject, backend, ForwardMode.DECODE, rows, make_layer(), page=page)
+    try_case(subject, backend, ForwardMode.DECODE, rows, make_layer(), page=page, **changes)
     rows = (Row(prefix, 5), Row(prefix + 2, 30, shares=0, shared=prefix))
-    try_case(subject, backend, ForwardMode.EXTEND, rows, make_layer(), page=page)
+    try_case(subject, backend, ForwardMode.EXTEND, rows, make_layer(), page=page, **changes)
 
 
 def _run_groups(subject: Subject, backend: str) -> None:

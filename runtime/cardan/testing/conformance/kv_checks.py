@@ -6,6 +6,7 @@ It knows no layout inside a pool: what tables hold shows in what attention reads
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -15,6 +16,7 @@ from cardan.testing.conformance.attention_bench import Row
 from cardan.testing.conformance.attention_checks import make_layer, pages, try_case
 from cardan.testing.conformance.check import Check, expect
 from cardan.testing.conformance.engine_run import Layout
+from cardan.testing.conformance.kv_rounding import CODED
 from cardan.testing.conformance.parity import run_layout
 from cardan.testing.conformance.subject import Subject
 from cardan.types import ForwardMode, KVLayout
@@ -27,6 +29,10 @@ SPARE_SHARE = 0.05
 def checks(subject: Subject) -> Iterator[Check]:
     """Checks of the pool, and of its tables with each kind of page."""
     yield Check(part="kv", name="bytes-of-the-pool", run=_run_bytes)
+    for kv_dtype in subject.capabilities.family("kv_dtype"):
+        if kv_dtype in CODED:
+            run = partial(_run_bytes, kv_dtype=kv_dtype)
+            yield Check(part="kv", name=f"bytes-of-a-pool-of-{kv_dtype}", run=run)
     yield Check(part="kv", name="fresh-pool-is-zero-slot-0-too", run=_run_fresh)
     yield Check(part="kv", name="bind-takes-what-leaves-gave", run=_run_bind)
     yield Check(part="kv", name="slot-0-stays-finite-through-warm-up", run=_run_warm_up, needs_ops=False)
@@ -46,8 +52,8 @@ def _pool(subject: Subject, layout: KVLayout) -> tuple[OpsKVPool, int]:
     return subject.ops.allocate_kv(layout, num_slots, 4, 64), num_slots
 
 
-def _run_bytes(subject: Subject) -> None:
-    layout = _layout(subject)
+def _run_bytes(subject: Subject, kv_dtype: str | None = None) -> None:
+    layout = replace(_layout(subject), dtype=kv_dtype or subject.best_kv_dtype)
     pool, num_slots = _pool(subject, layout)
     least = num_slots * layout.bytes_per_slot
     expect(
