@@ -20,7 +20,7 @@ class Tensor(Protocol):
 
     @property
     def dtype(self) -> str:
-        """``float32``, ``bfloat16``, ``float16``, ``int32``, ``uint8``, ``bool``, ``int8``, ``fp8_e4m3``, ``fp8_e5m2``."""
+        """``float32``, ``bfloat16``, ``float16``, ``int32``, ``uint8``, ``bool``, ``int8`` or ``fp8_...``."""
 
     @property
     def shape(self) -> tuple[int, ...]:
