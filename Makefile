@@ -1,4 +1,4 @@
-# demo · test · test-more · check · conform · native-compile · bench · bench-peers · mac-check · screenshots · docs
+# demo · test · test-more · check · conform · native-compile · native-sanitize · bench · bench-peers · mac-check · screenshots · docs
 #
 # Everything is installed into .venv; models are kept in .cardan. Nothing else of the machine is touched.
 
@@ -28,7 +28,7 @@ P ?= $(PLATFORM)
 # One process a core, one thread each; a file stays in one process, so that its fixtures are made once.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile
 
-.PHONY: demo test test-more check conform native-compile bench bench-peers mac-check screenshots docs clean
+.PHONY: demo test test-more check conform native-compile native-sanitize bench bench-peers mac-check screenshots docs clean
 
 demo: $(VENV)/installed-$(PLATFORM) $(NATIVE)
 	@$(BIN)/python examples/demo.py
@@ -58,6 +58,11 @@ conform: $(VENV)/installed-test $(NATIVE)
 native-compile: $(BIN)/python
 	@echo "Compiling every variant of the CPU's kernels ..."
 	@$(BIN)/python -m pip wheel -qq --disable-pip-version-check --no-deps -w $(VENV)/wheels ./kernels/native
+
+# The thread pool of the CPU's kernels under the address, undefined-behaviour and thread sanitizers.
+native-sanitize: $(VENV)/installed-test
+	CARDAN_POOL_SANITIZERS=address,undefined $(BIN)/python -m pytest -q tests/native/test_pool.py
+	CARDAN_POOL_SANITIZERS=thread $(BIN)/python -m pytest -q tests/native/test_pool.py
 
 bench: $(VENV)/installed-bench $(NATIVE) $(CARDAN_CACHE)/fetched
 	$(BIN)/python benchmarks/scheduling.py

@@ -34,8 +34,8 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
 def test_the_pool_does_as_it_says(program: Path, scenario: str) -> None:
-    if scenario == "forked" and "thread" in SANITIZERS:
-        pytest.skip("the thread sanitizer does not follow a fork of a program with threads")
+    if scenario == "forked" and SANITIZERS:
+        pytest.skip("the sanitizers' own memory is not made for a fork while other threads allocate")
     done = subprocess.run([str(program), scenario], capture_output=True, text=True, timeout=120, check=False)
     assert (done.returncode, done.stderr) == (0, "")
 
