@@ -1,4 +1,4 @@
-# demo · test · test-more · check · conform · native-compile · native-sanitize · bench · bench-peers · mac-check · screenshots · docs
+# demo · test · test-more · check · conform · native-compile · native-sanitize · bench · bench-peers · mac-check · screenshots · soak · fuzz-api · docs
 #
 # Everything is installed into .venv; models are kept in .cardan. Nothing else of the machine is touched.
 
@@ -28,7 +28,7 @@ P ?= $(PLATFORM)
 # One process a core, one thread each; a file stays in one process, so that its fixtures are made once.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile
 
-.PHONY: demo test test-more check conform native-compile native-sanitize bench bench-peers mac-check screenshots docs clean
+.PHONY: demo test test-more check conform native-compile native-sanitize bench bench-peers mac-check screenshots soak fuzz-api docs clean
 
 demo: $(VENV)/installed-$(PLATFORM) $(NATIVE)
 	@$(BIN)/python examples/demo.py
@@ -37,9 +37,17 @@ test: $(VENV)/installed-test $(NATIVE) $(CARDAN_CACHE)/fetched
 	$(PYTEST) -m "not slow and $(PORTABLE)"
 
 # The slow ones, and what every server must do, on MLX and a tiny model.
-test-more: $(VENV)/installed-test $(NATIVE) $(CARDAN_CACHE)/fetched
-	$(PYTEST) -m "slow and $(PORTABLE)"
+test-more: $(VENV)/installed-test $(VENV)/installed-routers $(NATIVE) $(CARDAN_CACHE)/fetched
+	CARDAN_TEST_ROUTERS="$(ROUTERS)" $(PYTEST) -m "slow and $(PORTABLE)"
 	CARDAN_TEST_SERVER_ENGINES=mlx $(PYTEST) tests/server -k "[mlx" -m "not slow"
+
+# Half an hour of mixed traffic.
+soak: $(VENV)/installed-test
+	CARDAN_SOAK_MINUTES=30 $(BIN)/python -m pytest -q -s tests/soak -m slow
+
+# A quarter of an hour of requests that follow the OpenAPI document, or nearly do.
+fuzz-api: $(VENV)/installed-test $(VENV)/installed-schemathesis
+	$(BIN)/python tests/support/fuzz_api.py --schemathesis $(VENV)/schemathesis/bin/schemathesis --minutes 15
 
 check: $(VENV)/installed-check
 	$(BIN)/ruff format --check .
@@ -122,6 +130,18 @@ $(VENV)/installed-native: $(BIN)/python $(shell find kernels/native/src kernels/
 	else echo "Compiling the CPU's kernels (a minute or a few, once) ..."; \
 	$(PIP) --config-settings=cmake.define.CARDAN_VARIANTS=here ./kernels/native > $(VENV)/native.log 2>&1 \
 	|| echo "The CPU's kernels were not built (see $(VENV)/native.log), so the CPU platform computes with torch."; fi
+	@touch $@
+
+# Programs that are tried from outside, each in an environment of its own: they bring servers that are not ours.
+ROUTERS := $(VENV)/router-sglang/bin/sglang-router:$(VENV)/router-smg/bin/smg
+$(VENV)/installed-routers: $(BIN)/python Makefile
+	@echo "Fetching two routers to be tried behind ..."
+	@$(PYTHON) -m venv $(VENV)/router-sglang && $(VENV)/router-sglang/bin/pip install -qq --disable-pip-version-check sglang-router==0.3.2
+	@$(PYTHON) -m venv $(VENV)/router-smg && $(VENV)/router-smg/bin/pip install -qq --disable-pip-version-check smg==1.13.0
+	@touch $@
+
+$(VENV)/installed-schemathesis: $(BIN)/python
+	@$(PYTHON) -m venv $(VENV)/schemathesis && $(VENV)/schemathesis/bin/pip install -qq --disable-pip-version-check 'schemathesis>=4,<5'
 	@touch $@
 
 $(CARDAN_CACHE)/fetched: | $(VENV)/installed-test

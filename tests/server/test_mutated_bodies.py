@@ -60,8 +60,18 @@ SEEDS: dict[str, list[dict[str, Any]]] = {
         {"input_ids": [[1, 2, 3], [4]], "sampling_params": [{"max_new_tokens": 1}, {"max_new_tokens": 2}],
          "stream": True},
     ],
+    "/v1/responses": [
+        {"model": "tiny", "input": "hello", "max_output_tokens": 2, "instructions": "i", "metadata": {"a": "b"}},
+        {"model": "tiny", "input": [_USER], "max_output_tokens": 2, "stream": True, "store": False},
+    ],
+    "/v1/score": [{"model": "tiny", "query": "q", "items": ["a", "b"], "label_token_ids": [1, 2]}],
+    "/v1/embeddings": [{"model": "tiny", "input": ["a", "b"], "encoding_format": "base64", "dimensions": 2}],
+    "/api/embed": [{"model": "tiny", "input": ["a"], "dimensions": 2}],
+    "/configure_logging": [{"log_requests": False}],
     "/tokenize": [{"text": "hello", "add_special_tokens": False}],
+    "/v1/tokenize": [{"text": "hello", "add_special_tokens": False}],
     "/detokenize": [{"tokens": [1, 2, 3], "skip_special_tokens": False}],
+    "/v1/detokenize": [{"tokens": [1, 2, 3], "skip_special_tokens": False}],
     "/separate_reasoning": [{"text": "<think>a</think>b", "reasoning_parser": "qwen3"}],
     "/parse_function_call": [{"text": "x", "tool_call_parser": "hermes", "tools": [_TOOL]}],
     "/abort_request": [{"rid": "nobody"}],
@@ -115,7 +125,7 @@ def null_server(tmp_path: Path) -> Any:
         platform=PlatformConfig(platform="null"),
         cache=CacheConfig(max_total_tokens=8192),
         # Some ask for a million tokens; what runs long is aborted, which is tried here as well.
-        server=ServerConfig(port=0, log_level="critical", request_timeout_s=3.0, max_body_bytes=2**20),
+        server=ServerConfig(port=0, log_level="error", request_timeout_s=3.0, max_body_bytes=2**20),
     )
 
     async def make() -> Any:

@@ -80,7 +80,7 @@ def aborted(client: httpx.Client, rng: random.Random) -> int:
     with client.stream("POST", "/generate", json=body) as answer:
         lines = answer.iter_lines()
         next(lines)
-        httpx.post(f"{client.base_url}abort_request", json={"rid": rid}, timeout=60, verify=False)
+        httpx.post(client.base_url.join("/abort_request"), json={"rid": rid}, timeout=60, verify=False)
         for _ in lines:
             pass
     return answer.status_code
@@ -152,7 +152,16 @@ def server(tmp_path: Path) -> Iterator[tuple[str, psutil.Process]]:
     """A server on the null platform in processes of its own."""
     command = [str(Path(sys.executable).with_name("cardan")), "serve", "--model", str(write_tiny_model(tmp_path / "m"))]
     command += ["--platform", "null", "--platform-option", "step_ms=2", "--served-model-name", "tiny", "--port", "0"]
-    command += ["--max-total-tokens", "16384", "--tool-call-parser", "hermes", "--log-format", "json"]
+    command += [
+        "--max-total-tokens",
+        "16384",
+        "--chat-template",
+        "llama3",
+        "--tool-call-parser",
+        "llama3",
+        "--log-format",
+        "json",
+    ]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
     url = ""
@@ -163,10 +172,13 @@ def server(tmp_path: Path) -> Iterator[tuple[str, psutil.Process]]:
             break
     assert url, "the server did not get ready"
     # What it says is read, or it would wait for a reader.
-    threading.Thread(target=lambda: [None for _ in process.stderr or ()], daemon=True).start()
+    reader = threading.Thread(target=lambda: [None for _ in process.stderr or ()], daemon=True)
+    reader.start()
     yield url, psutil.Process(process.pid)
     process.terminate()
     assert process.wait(60) == 0
+    reader.join(10)
+    process.stderr.close()
 
 
 def memory(process: psutil.Process) -> int:

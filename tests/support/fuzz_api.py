@@ -30,7 +30,16 @@ def serve(folder: Path) -> tuple[subprocess.Popen[str], str]:
     """A server in processes of its own, and its address."""
     command = [str(Path(sys.executable).with_name("cardan")), "serve", "--platform", "null", "--port", "0"]
     command += ["--model", str(write_tiny_model(folder / "tiny")), "--served-model-name", "tiny"]
-    command += ["--log-format", "json", "--request-timeout-s", "20", "--tool-call-parser", "hermes"]
+    command += [
+        "--log-format",
+        "json",
+        "--request-timeout-s",
+        "20",
+        "--chat-template",
+        "llama3",
+        "--tool-call-parser",
+        "llama3",
+    ]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
     for line in process.stderr:

@@ -5,6 +5,7 @@ Every metric here moves; a test makes each one move. It knows no route.
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -52,9 +53,18 @@ class _EngineCollector(Collector):
         """Gauges, then totals; none of them while the engine does not answer."""
         text = "1 when the engine answered in time, 0 when its gauges and totals are missing."
         yield GaugeMetricFamily("cardan:engine_answers", text, value=int(self.stats is not None))
+        text = "Tasks of the server's event loop; it falls back to what an idle server has."
+        yield GaugeMetricFamily("cardan:event_loop_tasks", text, value=_num_tasks())
         if self.stats is not None:
             yield from _gauges(self.stats)
             yield from _totals(self.stats.totals)
+
+
+def _num_tasks() -> int:
+    try:
+        return len(asyncio.all_tasks())
+    except RuntimeError:  # nothing is served yet
+        return 0
 
 
 def _gauges(stats: EngineStats) -> Iterator[Metric]:
