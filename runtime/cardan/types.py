@@ -155,15 +155,8 @@ class LayerKV:
     v_scale: float = 1.0
 
 
-DTYPE_BYTES: dict[str, int] = {
-    "float64": 8,
-    "float32": 4,
-    "bfloat16": 2,
-    "float16": 2,
-    "int8": 1,
-    "fp8_e4m3": 1,
-    "fp8_e5m2": 1,
-}
+DTYPE_BYTES: dict[str, int] = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
+DTYPE_BYTES |= dict.fromkeys(("int8", "fp8_e4m3", "fp8_e5m2"), 1)
 """Bytes of one element of the dtypes that activations and KV caches can have."""
 
 KV_SCALE_BYTES = {"int8": DTYPE_BYTES["float32"]}
