@@ -377,12 +377,7 @@ class Pooling(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PooledSpans:
-    """Stretches of a batch's tokens whose hidden states, after the final norm, are wanted as one sum each.
-
-    Attributes:
-        starts: int32 ``[m]``, index of each stretch's first token among those of the batch.
-        stops: int32 ``[m]``, index behind its last.
-    """
+    """Stretches ``[start, stop)`` of a batch's tokens whose hidden states, after the final norm, are wanted summed up."""
 
     starts: Int32Array
     stops: Int32Array
@@ -456,8 +451,7 @@ class StepResult:
         failed: bool ``[n]``, the row's logits held NaN or allowed no token at all.
         logprobs: per sampled row, or None where not asked for.
         prompt_logprobs: per requested prompt position, in the order asked for.
-        pooled: float64 ``[m, hidden]``, the sum over each of the batch's ``pooled`` stretches; None where none was
-            asked for, and on devices that give no hidden states.
+        pooled: float64 ``[m, hidden]``, sums of the batch's ``pooled``; None where the device gives no hidden states.
     """
 
     tokens: Int32Array
