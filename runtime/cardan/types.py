@@ -377,7 +377,7 @@ class Pooling(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PooledSpans:
-    """Stretches ``[start, stop)`` of a batch's tokens whose hidden states, after the final norm, are wanted summed up."""
+    """Stretches ``[start, stop)`` of a batch's tokens whose hidden states, after the final norm, are wanted summed."""
 
     starts: Int32Array
     stops: Int32Array
