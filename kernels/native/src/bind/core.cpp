@@ -71,7 +71,8 @@ void bind_tensor(nb::module_& module) {
       .def_static("from_bits", &from_bits, nb::arg("array"), nb::arg("dtype"),
                   "A copy of a contiguous numpy array; bfloat16 and float16 are given as uint16, bool as uint8.")
       .def("copy_bits", &copy_bits, nb::arg("array"), "Overwrite the contents in place.")
-      .def("bits", &bits, "The memory as a numpy array, not copied; narrow floats come as uint16 or uint8, bool as uint8.")
+      .def("bits", &bits,
+           "The memory as a numpy array, not copied; narrow floats come as uint16 or uint8, bool as uint8.")
       .def_prop_ro("dtype", [](const Tensor& x) { return name_of(x.dtype); })
       .def_prop_ro("shape", [](const Tensor& x) { return nb::tuple(nb::cast(x.dims())); })
       .def_prop_ro("nbytes", [](const Tensor& x) { return x.size() * static_cast<int64_t>(size_of(x.dtype)); })
@@ -103,8 +104,8 @@ void bind_core(nb::module_& module) {
   bind_graph(module);
   module.def("set_threads", [](int threads, bool pin, int spin_us) { Pool::get().resize(threads, {spin_us, pin}); },
              nb::arg("threads"), nb::arg("pin") = false, nb::arg("spin_us") = PoolOptions().spin_us, Unlocked(),
-             "How many threads compute, the caller's among them; whether each keeps to a core, where that does no harm; "
-             "and for how many microseconds they spin before they yield and sleep.");
+             "How many threads compute, the caller's among them; whether each keeps to a core, where that does no "
+             "harm; and for how many microseconds they spin before they yield and sleep.");
   module.def("pinned", [] { return Pool::get().pinned(); }, "Whether threads keep to a core each.");
   module.def("threads", [] { return Pool::get().threads(); }, "How many threads compute.");
 }

@@ -37,7 +37,8 @@ struct AttentionLayer {
   const Tensor* sinks = nullptr;  // float32 [q_heads]: scores without a value
 };
 
-// Attends with q [tokens, q_heads, k_dim] over a pool; returns [tokens, q_heads * v_dim] in the type of q. The tokens of a row stand at the end of its sequence. Tokens of
+// Attends with q [tokens, q_heads, k_dim] over a pool; returns [tokens, q_heads * v_dim] in the type of q.
+// The tokens of a row stand at the end of its sequence. Tokens of
 // rows of length 0, and tokens behind the last row's, give zeros. A row's result depends on that row only, to the bit.
 // Computed in float32. Source: Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018.
 Tensor attention(const Tensor& q, const LayerPool& pool, const AttentionRows& rows, const AttentionLayer& layer);

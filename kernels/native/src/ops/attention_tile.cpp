@@ -113,12 +113,14 @@ void gather_keys(const Gathered<T>& from, int64_t dim, float* panels) {
     }
     int64_t column = 0;
     for (; column + kLanes <= dim; column += kLanes) {
-      for (int i = 0; i < kLanes; ++i) square[i] = i < there ? scaled<T>(load(keys[i] + column), scales[i]) : splat(0.0f);
+      for (int i = 0; i < kLanes; ++i)
+        square[i] = i < there ? scaled<T>(load(keys[i] + column), scales[i]) : splat(0.0f);
       transpose(square);
       for (int i = 0; i < kLanes; ++i) store(to + (column + i) * kPanel, square[i]);
     }
     for (; column < dim; ++column)
-      for (int i = 0; i < kLanes; ++i) to[column * kPanel + i] = i < there ? widen(keys[i][column]) * (kScaled<T> ? scales[i] : 1.0f) : 0.0f;
+      for (int i = 0; i < kLanes; ++i)
+        to[column * kPanel + i] = i < there ? widen(keys[i][column]) * (kScaled<T> ? scales[i] : 1.0f) : 0.0f;
   }
 }
 
@@ -201,16 +203,17 @@ void attend_block(const AttentionStep& step, Tile& tile, const Block& block, int
   const int64_t size = static_cast<int64_t>(sizeof(T));
   const int64_t ahead_rows = count / std::max<int64_t>(1, panels_of(count) * queries / kMostRows) + 1;
 
-  gather_keys<T>({keys, step.key_stride(), block.slots, count, step.scales_of(step.key_scales, kv_head), step.kv_heads}, step.k_dim,
-                 tile.key_panels);
+  const float* scales = step.scales_of(step.key_scales, kv_head);
+  gather_keys<T>({keys, step.key_stride(), block.slots, count, scales, step.kv_heads}, step.k_dim, tile.key_panels);
   Ahead ahead(reinterpret_cast<const char*>(values), step.value_stride() * size, step.v_dim * size, block.slots, count);
   for (int64_t panel = 0; panel < panels_of(count); ++panel)
     multiply<false>({tile.q + first * step.k_dim, step.k_dim, tile.key_panels + panel * step.k_dim * kPanel, step.k_dim,
                      tile.scores + first * kBlockKeys + panel * kPanel, kBlockKeys, nullptr},
                     queries, ahead, ahead_rows);
   weigh_block(step, tile, block);
-  gather_values<T>({values, step.value_stride(), block.slots, count, step.scales_of(step.value_scales, kv_head), step.kv_heads},
-                   step.v_dim, tile.value_panels);
+  scales = step.scales_of(step.value_scales, kv_head);
+  gather_values<T>({values, step.value_stride(), block.slots, count, scales, step.kv_heads}, step.v_dim,
+                   tile.value_panels);
   ahead = Ahead(reinterpret_cast<const char*>(keys), step.key_stride() * size, step.k_dim * size, block.slots + count,
                 block.next_keys);
   for (int64_t panel = 0; panel < tile.v_width / kPanel; ++panel)
