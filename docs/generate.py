@@ -59,7 +59,9 @@ def _keyword_table() -> str:
     tables = {name: kind.keywords for name, kind in GRAMMAR_BACKENDS.items()}
     lines = ["| keyword | " + " | ".join(tables) + " |", "|---" * (len(tables) + 1) + "|"]
     for keyword in sorted(STANDARD, key=str.lower):
-        answers = [table.notes.get(keyword, "yes") if keyword in table.enforced else "refused" for table in tables.values()]
+        answers = [
+            table.notes.get(keyword, "yes") if keyword in table.enforced else "refused" for table in tables.values()
+        ]
         lines.append(f"| `{keyword}` | " + " | ".join(answers) + " |")
     for name in sorted(set().union(*(table.formats for table in tables.values()))):
         answers = ["yes" if name in table.formats else "refused" for table in tables.values()]

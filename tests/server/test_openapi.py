@@ -33,7 +33,13 @@ BODIES: dict[str, dict[str, Any]] = {
     "/abort_request": {"rid": "none"},
     "/flush_cache": {},
 }
-ELSEWHERE = {"/separate_reasoning", "/parse_function_call", "/v1/responses/{response_id}/cancel", "/v1/embeddings", "/api/embed"}
+ELSEWHERE = {
+    "/separate_reasoning",
+    "/parse_function_call",
+    "/v1/responses/{response_id}/cancel",
+    "/v1/embeddings",
+    "/api/embed",
+}
 """Routes that answer only where a model's format is known, to what runs in the background, or with a flag."""
 
 

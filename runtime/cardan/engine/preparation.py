@@ -13,8 +13,8 @@ from dataclasses import dataclass, field, replace
 
 from cardan.config import EngineConfig
 from cardan.engine.extensions import apply_installed_plugins
-from cardan.engine.model_files import open_model, open_weightless
 from cardan.engine.grammars import with_grammars
+from cardan.engine.model_files import open_model, open_weightless
 from cardan.engine.sampling_defaults import with_sampling_defaults
 from cardan.errors import UnsupportedModelError
 from cardan.models import DecoderModel, build_model

@@ -272,9 +272,7 @@ def _run_field(subject: Subject, field: str) -> None:
         for each in REQUEST_FEATURES
         if not subject.capabilities.supports(each)
     }
-    limits = RequestLimits(
-        vocab_size=97, platform=subject.platform.name, lacking=lacking, grammar_backend="llguidance"
-    )
+    limits = RequestLimits(vocab_size=97, platform=subject.platform.name, lacking=lacking, grammar_backend="llguidance")
     request = GenerateRequest(input_ids=(1, 2, 3), **changes)
     if subject.capabilities.supports(feature):
         others = [key for key in lacking if key != str(feature)]
