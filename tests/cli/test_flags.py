@@ -115,8 +115,9 @@ def test_every_flag_changes_its_field() -> None:
                 expected = (expected,) if flag.default == () else expected
         if flag.field in ("schedule_policy", "priority_scheduling_preemption_threshold"):
             token.append("--enable-priority-scheduling")
-        if flag.field == "log_request_contents":
-            token.append("--log-requests")
+        token += {"log_request_contents": ["--log-requests"], "embedding_pooling": ["--is-embedding"]}.get(
+            flag.field, []
+        )
         config = parse(token)
         assert getattr(getattr(config, flag.group), flag.field) == expected, flag
 

@@ -29,7 +29,7 @@ def test_platform_options_may_be_a_mapping():
     ("options", "message"),
     [
         ({"modle": "m"}, "'modle' is not an option of the engine. Did you mean 'model'?"),
-        ({"xyzzy": 1}, "Known: allow_auto_truncate"),
+        ({"xyzzy": 1}, "Known: admin_api_key"),
         ({"page_size": "big"}, "page_size='big' is wrong: Expected `int | null`, got `str`"),
         ({"page_size": 0}, "--page-size must be between 1 and 65536, got 0"),
         ({"quantization_fallback": "best"}, "quantization_fallback='best' is wrong"),

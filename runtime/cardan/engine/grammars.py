@@ -5,6 +5,7 @@ It knows no socket. Compiling happens in threads of ``cardan.grammar``; masks ar
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 
 import numpy as np
@@ -91,27 +92,30 @@ def make_grammars(plan: Plan, settings: SchedulerSettings, tokenizer: Tokenizer)
         return GRAMMAR_BACKENDS[name].make(vocabulary_of(tokenizer), options)
 
     compiler = GrammarCompiler(make, float(plan.value("grammar_compile_timeout_s")))
-    return Grammars(compiler, settings, min(tokenizer.vocab_size, settings.vocab_size), tokenizer.eos_ids)
+    return Grammars(compiler, settings, tokenizer)
 
 
 class Grammars:
     """Keeps requests that wait for their grammar, and makes the masks of those that run."""
 
-    def __init__(
-        self, compiler: GrammarCompiler, settings: SchedulerSettings, num_tokens: int, eos_ids: frozenset[int]
-    ) -> None:
-        """Bind a compiler.
+    def __init__(self, compiler: GrammarCompiler, settings: SchedulerSettings, tokenizer: Tokenizer) -> None:
+        """Bind a compiler; the tokenizer is asked nothing before the first grammar.
 
         Args:
             compiler: of the backend.
             settings: of the scheduler; the masks are as wide as the model's logits.
-            num_tokens: ids of the tokenizer; the model's others are padding.
-            eos_ids: ids that end an output.
+            tokenizer: the model's; ids of the model beyond its own are padding.
         """
         self._compiler = compiler
+        self._settings = settings
+        self._tokenizer = tokenizer
         self._waiting: dict[str, Request] = {}
         self._buffers = MaskBuffers(settings.max_running_requests, settings.vocab_size)
-        self._free = FreeMask(num_tokens, eos_ids, -(-settings.vocab_size // 32))
+
+    @functools.cached_property
+    def _free(self) -> FreeMask:
+        vocab_size = self._settings.vocab_size
+        return FreeMask(min(self._tokenizer.vocab_size, vocab_size), self._tokenizer.eos_ids, -(-vocab_size // 32))
 
     @property
     def num_waiting(self) -> int:

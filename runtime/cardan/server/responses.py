@@ -60,6 +60,7 @@ class _Run:
         messages: the conversation that was sent, with that of the response before it, without instructions.
         writer: of its items.
         reasoning_tokens: tokens before the first that is no reasoning.
+        untold_tokens: tokens since, whose text is held back.
         answered: whether anything but reasoning was found.
         status: as the object tells it.
         error: why it failed.
@@ -71,6 +72,7 @@ class _Run:
     messages: list[dict[str, Any]]
     writer: ItemWriter = field(default_factory=ItemWriter)
     reasoning_tokens: int = 0
+    untold_tokens: int = 0
     answered: bool = False
     status: str = "in_progress"
     error: dict[str, Any] | None = None
@@ -84,8 +86,11 @@ class _Run:
     def take(self, found: list[Event], output: GenerateOutput) -> list[dict[str, Any]]:
         """Take news; returns what a stream says of them."""
         self.answered = self.answered or any(not isinstance(event, Reasoning) for event in found)
-        if not self.answered:
-            self.reasoning_tokens += len(output.token_ids)
+        self.untold_tokens += len(output.token_ids)
+        if found or self.answered:
+            # Tokens whose text was held back belong to what is found now.
+            self.reasoning_tokens += 0 if self.answered else self.untold_tokens
+            self.untold_tokens = 0
         logprobs = None
         if self.body.wants_logprobs:
             logprobs = chat_logprobs(output.token_ids, output.logprobs, self.turn.state.engine.tokenizer)["content"]

@@ -27,20 +27,24 @@ class ItemWriter:
         self._num_items = 0
         self._text = ""
         self._logprobs: Logprobs = []
+        self._held: Logprobs = []
 
     def write(self, found: Iterable[Event], logprobs: Logprobs | None = None) -> list[dict[str, Any]]:
         """The stream's next events, without their numbers.
 
         Args:
             found: by the parser.
-            logprobs: of the tokens behind it; they go with the first words.
+            logprobs: of the tokens behind it; they go with the first words. Those of tokens behind which nothing is
+                found yet (a part of a character, say) wait for what comes.
         """
         events: list[dict[str, Any]] = []
+        self._held += logprobs or []
         for item in found:
+            held = self._held
+            self._held = []
             match item:
                 case Content(text):
-                    events += self._add_text(text, logprobs or [])
-                    logprobs = None
+                    events += self._add_text(text, held)
                 case Reasoning(text):
                     events += self._add_thought(text)
                 case CallStart(_, call_id, name):
@@ -57,12 +61,16 @@ class ItemWriter:
 
     def end(self, status: str = "completed") -> list[dict[str, Any]]:
         """End the item that is open, if one is."""
+        events = []
+        if self._held and self._open is not None and self._open["type"] == "message":
+            # The last tokens may have no text of their own.
+            events += self._add_text("", self._held)
+        self._held = []
         item, self._open = self._open, None
         if item is None:
             return []
         text, self._text = self._text, ""
         item["status"] = status
-        events = []
         place = self._place(item)
         if item["type"] == "function_call":
             item["arguments"] = text
