@@ -19,7 +19,7 @@ NATIVE :=
 PORTABLE := not gpu and not npu and not peers
 else
 PLATFORM := cpu
-TESTED := cpu,mlx,test,test-torch
+TESTED := cpu,mlx,test,test-torch,xgrammar
 NATIVE := $(VENV)/installed-native
 PORTABLE := not gpu and not npu and not metal and not peers
 endif

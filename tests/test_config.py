@@ -141,6 +141,13 @@ def test_every_field_names_its_reader() -> None:
     assert set(CONSUMED_BY) == expected
 
 
+def test_a_value_that_is_none_of_those_known_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"--log-level must be one of debug, info, warning, error, got 'critical'\."):
+        EngineConfig(server=ServerConfig(log_level="critical"))  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"--dtype must be one of auto, .*, got 'fp8'\."):
+        EngineConfig(model=ModelConfig(dtype="fp8"))  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("name", CONSUMED_BY)
 def test_the_reader_of_a_field_reads_it(name: str) -> None:
     source = (ROOT / CONSUMED_BY[name]).read_text()

@@ -10,7 +10,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from cardan.errors import ConfigError
 
@@ -310,6 +310,7 @@ def check_config(config: EngineConfig) -> None:
         value = getattr(getattr(config, group), field_name)
         if value is not None:
             _check_number("--" + field_name.replace("_", "-"), value, bounds)
+    _check_choices(config)
     _check_texts(config)
     _check_contradictions(config)
     _check_embedding(config)
@@ -323,6 +324,22 @@ def _check_number(flag: str, value: object, bounds: NumberRange) -> None:
         huge = isinstance(value, int) and abs(value) >= 10**30
         shown = "a number of more than 30 digits" if huge else value
         raise ConfigError(f"{flag} must be {bounds.describe()}, got {shown}.")
+
+
+def _choices(group: type[Any]) -> Mapping[str, tuple[str, ...]]:
+    """Fields of a group that have one of a few values, and those values."""
+    hints = get_type_hints(group)
+    return {name: get_args(hint) for name, hint in hints.items() if get_origin(hint) is Literal}
+
+
+def _check_choices(config: EngineConfig) -> None:
+    """The command line does so by itself; whoever makes a config in Python would hear of it from a dead process."""
+    for group in fields(config):
+        values = getattr(config, group.name)
+        for name, known in _choices(type(values)).items():
+            if (value := getattr(values, name)) not in known:
+                flag = "--" + name.replace("_", "-")
+                raise ConfigError(f"{flag} must be one of {', '.join(known)}, got {value!r}.")
 
 
 def _check_texts(config: EngineConfig) -> None:

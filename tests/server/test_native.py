@@ -296,3 +296,15 @@ def test_clamped_limit_is_told(start_fake: Any) -> None:
         assert chat.json()["max_new_tokens_clamped"] == 5
         text = client.post("/v1/completions", json={"prompt": "x"})
         assert text.json()["max_new_tokens_clamped"] == 5
+
+
+def test_bodies_as_routers_write_them(client: httpx.Client) -> None:
+    extra = {"log_metrics": True, "no_logs": False, "background": False, "return_bytes": False, "return_entropy": False}
+    for model in (None, "unknown", "tiny"):
+        body = {"text": "x", "model": model, "sampling_params": {"max_new_tokens": 2}, **extra}
+        assert client.post("/generate", json=body).status_code == 200
+    for field, value in (("no_logs", True), ("background", True), ("return_bytes", True), ("return_entropy", True)):
+        answer = client.post("/generate", json={"text": "x", field: value})
+        assert answer.status_code == 400
+        assert answer.json()["error"]["param"] == field
+    assert client.post("/generate", json={"text": "x", "model": "another"}).status_code == 404

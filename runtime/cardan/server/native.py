@@ -43,7 +43,16 @@ REFUSED: Mapping[str, Refusal] = {
     "return_hidden_states": Refusal("hidden states cannot be returned; logprobs can.", is_one_of(False)),
     "return_routed_experts": Refusal("expert routing cannot be returned.", is_one_of(False)),
     "custom_logit_processor": Refusal("custom logit processors are not available; logit_bias is."),
+    # Routers write these into every body that they pass on, whether the client sent them or not.
+    "log_metrics": Refusal("every request is counted; only true is accepted.", is_one_of(True)),
+    "no_logs": Refusal("what is logged is the server's to say (--log-requests).", is_one_of(False)),
+    "background": Refusal("answers do not wait here; send the request when you want it.", is_one_of(False)),
+    "return_bytes": Refusal("answers are JSON.", is_one_of(False)),
+    "return_entropy": Refusal("entropies cannot be returned; logprobs can.", is_one_of(False)),
 }
+
+NO_MODEL = "unknown"
+"""What a router names where its client named no model."""
 
 SAMPLING_REFUSED: Mapping[str, Refusal] = {
     "custom_params": Refusal("custom logit processors are not available."),
@@ -56,6 +65,7 @@ SAMPLING_REFUSED: Mapping[str, Refusal] = {
 class GenerateBody(Body):
     """Body of ``/generate``. Fields typed ``Any`` take one value, or a list with one value a prompt."""
 
+    model: str | None = None
     text: Any = None
     input_ids: Any = None
     sampling_params: Any = None
@@ -119,6 +129,7 @@ async def _stream(state: ServerState, native: _Native) -> AsyncGenerator[Any, No
 
 
 def _build(state: ServerState, body: GenerateBody) -> _Native:
+    state.check_model(None if body.model == NO_MODEL else body.model)
     _check_count(body)
     state.check_ids_length(body.input_ids, "input_ids")
     options = cast(
@@ -126,7 +137,7 @@ def _build(state: ServerState, body: GenerateBody) -> _Native:
         {
             name: getattr(body, name)
             for name in GenerateBody.model_fields
-            if name not in ("text", "sampling_params", "stream", "rid")
+            if name not in ("model", "text", "sampling_params", "stream", "rid")
         },
     )
     call = native_call(body.text, _read_sampling(body.sampling_params), options, state.engine.info.sampling_defaults)
