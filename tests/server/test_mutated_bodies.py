@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import random
 from collections import Counter
@@ -104,9 +105,11 @@ def mutated(rng: random.Random, seed: dict[str, Any]) -> bytes:
         if action == 0 and isinstance(container, dict):
             container.pop(key, None)
         elif action == 1 and isinstance(container, dict):
-            container[rng.choice(["x", "n", "stream", "model", "temperature", "tools", "\x7f"])] = rng.choice(ODD)
+            container[rng.choice(["x", "n", "stream", "model", "temperature", "tools", "\x7f"])] = copy.deepcopy(
+                rng.choice(ODD)
+            )
         else:
-            container[key] = rng.choice(ODD)
+            container[key] = copy.deepcopy(rng.choice(ODD))
     data = json.dumps(body).encode("utf-8", "surrogatepass")
     spoil: list[Callable[[], bytes]] = [
         lambda: data[: rng.randrange(len(data) + 1)],
