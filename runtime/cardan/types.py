@@ -98,12 +98,14 @@ class FinishReason:
         matched: the token id, string or regex that matched, for ``STOP``.
         message: what went wrong, for ``ABORT`` and ``ERROR``.
         length: number of output tokens, for ``LENGTH``.
+        refused: the request itself was at fault, for ``ERROR``; whoever sent it is told so by a message of its own.
     """
 
     kind: FinishKind
     matched: int | str | None = None
     message: str | None = None
     length: int | None = None
+    refused: bool = False
 
 
 # --- KV layout ----------------------------------------------------------------------------------

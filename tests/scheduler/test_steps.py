@@ -101,6 +101,7 @@ def test_requests_that_wait_for_a_grammar_run_once_it_is_ready() -> None:
     harness.scheduler.grammar_failed("bad", "no such rule")
     harness.take(harness.scheduler.take_outputs())
     assert harness.ends["bad"].finish_reason.message == "no such rule"
+    assert harness.ends["bad"].finish_reason.refused
     harness.scheduler.grammar_ready("g")
     harness.scheduler.grammar_ready("unknown")
     harness.scheduler.grammar_failed("unknown", "")

@@ -241,6 +241,8 @@ class OpenRequests:
         if opened is None:
             return
         output = opened.take(news)
+        if output.finish_reason is not None and output.finish_reason.refused:
+            return  # the refusal itself comes straight from the scheduler, before this or after it
         if output.finish_reason is not None:
             del self._by_wire_id[news.wire_id]
         opened.pending.put(output)

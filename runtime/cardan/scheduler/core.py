@@ -108,7 +108,7 @@ class Scheduler:
     def grammar_failed(self, rid: str, message: str) -> None:
         """A request's grammar could not be compiled; it ends with an error. An unknown rid is ignored."""
         if rid in self._state.waiting.grammar_waiting:
-            self._end(rid, FinishReason(FinishKind.ERROR, message=message))
+            self._end(rid, FinishReason(FinishKind.ERROR, message=message, refused=True))
 
     def abort(self, rid: str | None) -> list[str]:
         """End one request, or all for None, at once; tokens in flight are dropped.
