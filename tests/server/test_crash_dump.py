@@ -9,7 +9,7 @@ from typing import Any
 
 import httpx
 import pytest
-from server_fakes import FakeEngine
+from server_fakes import FakeEngine, FakeTokenizer
 from test_admin import Background
 from test_serve import ServerProcess
 
@@ -17,9 +17,9 @@ from cardan.cli.replaying import read_dump, replay
 from cardan.config import ServerConfig
 from cardan.engine.api import GenerateRequest
 from cardan.errors import ConfigError
-from cardan.server.crash_dump import MOST_AGE_S, MOST_REQUESTS, CrashMemory, native_body
+from cardan.server.crash_dump import MOST_AGE_S, MOST_REQUESTS, CrashMemory, sendable
 from cardan.server.observers import Observers
-from cardan.types import LogprobParams, SamplingParams
+from cardan.types import LogprobParams, Pooling, SamplingParams
 
 
 def test_the_death_of_the_engine_is_written_down(tmp_path: Path) -> None:
@@ -55,7 +55,7 @@ def test_requests_that_run_are_told_from_those_that_ended(start_fake: Any, tmp_p
     with Background(server, rid="runs"):
         observers: Observers = server.app.state.observers
         assert observers.crash is not None
-        path = observers.crash.write("why", server.config, engine.info)
+        path = observers.crash.write(server.config, engine)
         assert path is not None
         dump = read_dump(path)
         engine.hang = False
@@ -79,9 +79,11 @@ def test_only_the_last_minutes_are_remembered(tmp_path: Path, monkeypatch: pytes
 def test_a_body_says_all_that_the_request_did() -> None:
     sampling = SamplingParams(temperature=0.0, stop=("end",), logit_bias={5: -1.0}, n=2)
     logprobs = LogprobParams(output=True, prompt_start=1, top=2, token_ids=(7,))
-    body = native_body(
-        GenerateRequest(input_ids=(1, 2), sampling=sampling, logprobs=logprobs, rid="r", priority=3, cache_salt="s")
+    request = GenerateRequest(
+        input_ids=(1, 2), sampling=sampling, logprobs=logprobs, rid="r", priority=3, cache_salt="s"
     )
+    path, body = sendable(request, FakeTokenizer())  # type: ignore[arg-type]
+    assert path == "/generate"
     assert body["input_ids"] == [1, 2]
     told = body["sampling_params"]
     assert (told["temperature"], told["stop"], told["logit_bias"], told["n"]) == (0.0, ("end",), {5: -1.0}, 2)
@@ -96,18 +98,27 @@ def test_replay_sends_what_the_dump_holds(start_fake: Any, tmp_path: Path, capsy
     logprobs = {"return_logprob": True, "logprob_start_len": 0, "top_logprobs_num": 1}
     for text in ("one", "two"):
         server.http.post("/generate", json={"text": text, "sampling_params": params, **logprobs})
-    path = server.app.state.observers.crash.write("why", server.config, server.engine.info)
+    server.http.post("/generate", json={"text": "three", "sampling_params": {"regex": "[a-z]+"}})
+    path = server.app.state.observers.crash.write(server.config, server.engine)
     before, server.engine.seen = list(server.engine.seen), []
     assert replay(path, base_url=server.url) == 0
     assert "200" in capsys.readouterr().out
-    after = sorted(server.engine.seen, key=lambda request: str(request.text))
+    before, after = (sorted(seen, key=lambda request: str(request.text)) for seen in (before, server.engine.seen))
     assert [(r.text, r.sampling, r.logprobs) for r in after] == [(r.text, r.sampling, r.logprobs) for r in before]
+
+
+def test_prompts_of_chats_and_embeddings_mean_the_same_again() -> None:
+    tokenizer: Any = FakeTokenizer()
+    _, chat = sendable(GenerateRequest(text="ab", add_special_tokens=False), tokenizer)
+    assert chat["input_ids"] == [97, 98]
+    assert "text" not in chat
+    assert sendable(GenerateRequest(text="ab", pooling=Pooling.LAST), tokenizer) == ("/v1/embeddings", {"input": "ab"})
 
 
 def test_replay_tells_of_failures(start_fake: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     server = start_fake(crash_dump_folder=str(tmp_path))
     server.http.post("/generate", json={"text": "x"})
-    path = server.app.state.observers.crash.write("why", server.config, server.engine.info)
+    path = server.app.state.observers.crash.write(server.config, server.engine)
     server.engine.full = True
     assert replay(path, base_url=server.url) == 1
     assert "503" in capsys.readouterr().out
@@ -150,5 +161,5 @@ def test_a_dump_that_cannot_be_written_ends_nothing(start_fake: Any, tmp_path: P
     folder = tmp_path / "gone"
     server = start_fake(crash_dump_folder=str(folder))
     folder.rmdir()
-    assert server.app.state.observers.crash.write("why", server.config, server.engine.info) is None
+    assert server.app.state.observers.crash.write(server.config, server.engine) is None
     assert httpx.get(f"{server.url}/health", verify=False).status_code == 200

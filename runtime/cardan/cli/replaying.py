@@ -14,6 +14,7 @@ from cardan.cli.terminal import messages, results, show_pairs
 from cardan.errors import ConfigError
 
 _FORMAT = 1
+_PATHS = ("/generate", "/v1/embeddings")
 
 
 def replay(
@@ -42,7 +43,7 @@ def replay(
         markup=False,
         soft_wrap=True,
     )
-    outcomes = asyncio.run(_send_all([entry["body"] for entry in entries], base_url, concurrency, api_key))
+    outcomes = asyncio.run(_send_all(entries, base_url, concurrency, api_key))
     show_pairs(results(), [(what, str(count)) for what, count in sorted(Counter(outcomes).items())])
     return int(any(outcome != "200" for outcome in outcomes))
 
@@ -66,7 +67,10 @@ def read_dump(path: Path) -> dict[str, Any]:
         )
     lacking = {"running", "finished", "model", "version", "time", "reason"} - contents.keys()
     if lacking or not all(
-        isinstance(entry, dict) and isinstance(entry.get("body"), dict) and "started" in entry
+        isinstance(entry, dict)
+        and isinstance(entry.get("body"), dict)
+        and "started" in entry
+        and entry.get("path") in _PATHS
         for part in ("running", "finished")
         for entry in contents[part]
     ):
@@ -74,7 +78,7 @@ def read_dump(path: Path) -> dict[str, Any]:
     return contents
 
 
-async def _send_all(bodies: list[dict[str, Any]], base_url: str, concurrency: int, api_key: str | None) -> list[str]:
+async def _send_all(entries: list[dict[str, Any]], base_url: str, concurrency: int, api_key: str | None) -> list[str]:
     try:
         import httpx
     except ImportError:
@@ -83,11 +87,11 @@ async def _send_all(bodies: list[dict[str, Any]], base_url: str, concurrency: in
     room = asyncio.Semaphore(concurrency)
     async with httpx.AsyncClient(base_url=base_url, headers=headers, timeout=None, trust_env=False) as client:
 
-        async def send(body: dict[str, Any]) -> str:
+        async def send(entry: dict[str, Any]) -> str:
             async with room:
                 try:
-                    return str((await client.post("/generate", json=body)).status_code)
+                    return str((await client.post(entry["path"], json=entry["body"])).status_code)
                 except httpx.HTTPError as error:
                     return f"no answer ({type(error).__name__})"
 
-        return list(await asyncio.gather(*(send(body) for body in bodies)))
+        return list(await asyncio.gather(*(send(entry) for entry in entries)))

@@ -1,7 +1,7 @@
 """Remembers the requests of the last minutes, and writes them down when the engine dies.
 
-The file is JSON; its requests are bodies of ``/generate``, so that ``cardan replay`` or any HTTP client can send them
-again. It holds prompts, which is why nothing is remembered unless a folder is named.
+The file is JSON; its requests are bodies of ``/generate`` or ``/v1/embeddings``, so that ``cardan replay`` or any HTTP
+client can send them again. It holds prompts, which is why nothing is remembered unless a folder is named.
 """
 
 from __future__ import annotations
@@ -13,14 +13,15 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
 from cardan.config import EngineConfig
 from cardan.engine.api import EngineInfo, GenerateOutput, GenerateRequest
-from cardan.errors import ConfigError
+from cardan.errors import CardanError, ConfigError
 from cardan.server.settings_report import shown_settings
+from cardan.text.tokenizer import Tokenizer
 from cardan.types import LogprobParams, SamplingParams
 
 FORMAT = 1
@@ -29,6 +30,22 @@ MOST_REQUESTS = 1000
 """Finished requests that are remembered; those that run are too, however many they are."""
 
 logger = logging.getLogger("cardan.server")
+
+
+class DumpedEngine(Protocol):
+    """What a dump tells of an engine."""
+
+    @property
+    def failure(self) -> CardanError | None:
+        """Why it is dead."""
+
+    @property
+    def info(self) -> EngineInfo:
+        """What it served."""
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The model's tokenizer."""
 
 
 @dataclasses.dataclass(slots=True)
@@ -49,14 +66,16 @@ class RememberedRequest:
     completion_tokens: dict[int, int] = dataclasses.field(default_factory=dict)
     finish_reasons: dict[int, str] = dataclasses.field(default_factory=dict)
 
-    def report(self) -> dict[str, Any]:
+    def report(self, tokenizer: Tokenizer) -> dict[str, Any]:
         """As the dump has it."""
+        path, body = sendable(self.request, tokenizer)
         return {
             "started": _timestamp(self.started_s),
             "ended": None if self.ended_s is None else _timestamp(self.ended_s),
             "completion_tokens": list(self.completion_tokens.values()),
             "finish_reasons": list(self.finish_reasons.values()),
-            "body": native_body(self.request),
+            "path": path,
+            "body": body,
         }
 
 
@@ -99,19 +118,20 @@ class CrashMemory:
         while self._finished and (self._finished[0].ended_s or now_s) < now_s - MOST_AGE_S:
             self._finished.popleft()
 
-    def write(self, reason: str, config: EngineConfig, info: EngineInfo) -> Path | None:
+    def write(self, config: EngineConfig, engine: DumpedEngine) -> Path | None:
         """Write the dump. Returns where, or None when it could not be written, which the log then says."""
+        info, tokenizer = engine.info, engine.tokenizer
         now = datetime.datetime.now(datetime.UTC)
         dump = {
             "format": FORMAT,
             "time": now.isoformat(timespec="milliseconds"),
-            "reason": reason,
+            "reason": str(engine.failure),
             "version": info.version,
             "model": info.model_name,
             "plan": info.plan,
             "config": shown_settings(config),
-            "running": [item.report() for item in self._running.values()],
-            "finished": [item.report() for item in self._finished],
+            "running": [item.report(tokenizer) for item in self._running.values()],
+            "finished": [item.report(tokenizer) for item in self._finished],
         }
         path = self._folder / f"cardan-crash-{now:%Y%m%dT%H%M%S%f}.json"
         try:
@@ -142,13 +162,19 @@ class _CrashWatcher:
         self._memory.forget(self._remembered)
 
 
-def native_body(request: GenerateRequest) -> dict[str, Any]:
-    """The request as a body of ``/generate``; what it leaves at its default is left out."""
+def sendable(request: GenerateRequest, tokenizer: Tokenizer) -> tuple[str, dict[str, Any]]:
+    """The route and the body that ask for the same again; what is left at its default is left out."""
+    prompt: str | list[int]
+    if request.text is None:
+        prompt = list(request.input_ids or ())
+    elif request.add_special_tokens:
+        prompt = request.text
+    else:  # a chat's template has put them in already, and the routes would add them again
+        prompt = tokenizer.encode(request.text, add_special_tokens=False)
+    if request.pooling is not None:
+        return "/v1/embeddings", {"input": prompt}
     body: dict[str, Any] = {"rid": request.rid} if request.rid else {}
-    if request.text is not None:
-        body["text"] = request.text
-    else:
-        body["input_ids"] = list(request.input_ids or ())
+    body["text" if isinstance(prompt, str) else "input_ids"] = prompt
     defaults = SamplingParams()
     sampling = {item.name: getattr(request.sampling, item.name) for item in dataclasses.fields(SamplingParams)}
     # The receiving server may have other defaults, so those that a model sets are always told.
@@ -160,7 +186,7 @@ def native_body(request: GenerateRequest) -> dict[str, Any]:
     for name in ("priority", "cache_salt", "routing_key"):
         if value := getattr(request, name):
             body[name] = value
-    return body
+    return "/generate", body
 
 
 _TOLD = frozenset({"max_new_tokens", "temperature", "top_p", "top_k", "min_p", "repetition_penalty"})

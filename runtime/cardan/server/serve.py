@@ -316,7 +316,7 @@ class _Serving:
             logger.error("A process of the engine ended; the server stops")
             self._exit_code = EXIT_ENGINE_DIED
             if self._observers.crash is not None:
-                self._observers.crash.write(str(engine.failure), self._config, engine.info)
+                self._observers.crash.write(self._config, engine)
             await state.wait_until_idle(ABORT_GRACE_S)
 
     async def _drain(self, engine: ServedEngine, state: ServerState) -> None:
