@@ -1,6 +1,6 @@
 """Logging of the engine's processes: to standard error, as text with date and process, or as one JSON object a line.
 
-It does not know what is logged. A log that cannot be written (a full disk) never stops a process: records are lost.
+It does not know what is logged. Records that cannot be written (a full disk) are lost, as ``logging`` has it.
 """
 
 from __future__ import annotations
@@ -8,7 +8,6 @@ from __future__ import annotations
 import datetime
 import logging
 import sys
-from typing import TextIO
 
 import msgspec
 
@@ -43,17 +42,9 @@ class JsonFormatter(logging.Formatter):
         return msgspec.json.encode(entry, enc_hook=repr).decode()
 
 
-class _LossyHandler(logging.StreamHandler[TextIO]):
-    """Drops what cannot be written, without a word: there is nowhere to say it."""
-
-    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - logging's name
-        if not isinstance(sys.exc_info()[1], OSError):
-            super().handleError(record)
-
-
 def log_handler(process: str, server: ServerConfig) -> logging.Handler:
     """A handler that writes records of this process to standard error in the form that ``server`` asks for."""
-    handler = _LossyHandler(sys.stderr)
+    handler = logging.StreamHandler(sys.stderr)
     text = logging.Formatter(f"%(asctime)s %(levelname)s {process}: %(message)s", _DATES)
     handler.setFormatter(JsonFormatter(process) if server.log_format == "json" else text)
     return handler
