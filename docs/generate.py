@@ -12,7 +12,7 @@ from cardan.cli.flags import Flag, config_flags, sampling_flags
 from cardan.grammar import GRAMMAR_BACKENDS
 from cardan.grammar.keywords import STANDARD
 from cardan.server import routes
-from cardan.server.served_route import ServedRoute
+from cardan.server.http.served_route import ServedRoute
 
 FLAGS = Path(__file__).with_name("flags.md")
 HTTP_API = Path(__file__).with_name("http-api.md")

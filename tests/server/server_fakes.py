@@ -22,7 +22,7 @@ from cardan.engine.api import EngineInfo, EngineStats, GenerateOutput, GenerateR
 from cardan.engine.validation import RequestLimits, check_prompt, check_request
 from cardan.errors import EngineDeadError, PromptTooLongError, QueueFullError, RequestError
 from cardan.server import create_app
-from cardan.server.connections import guarded_protocol
+from cardan.server.http.connections import guarded_protocol
 from cardan.server.serve import bind_socket
 from cardan.types import FinishKind, FinishReason, TokenLogprobs
 

@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 from server_fakes import FakeEngine, ServerThread, server_config
 
 from cardan.server import create_app
-from cardan.server.native import GenerateBody
-from cardan.server.openai_bodies import CHAT_REFUSED, COMPLETION_REFUSED, ChatBody, CompletionBody
+from cardan.server.native.generate import GenerateBody
+from cardan.server.openai.bodies import CHAT_REFUSED, COMPLETION_REFUSED, ChatBody, CompletionBody
 from cardan.types import SamplingParams
 
 ROUTES = ["/generate", "/v1/chat/completions", "/v1/completions", "/abort_request", "/tokenize", "/detokenize"]

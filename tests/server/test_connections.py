@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 from server_fakes import FakeEngine, ServerThread
 
-from cardan.server.connections import raise_file_limit
+from cardan.server.http.connections import raise_file_limit
 
 LIMIT_S = 0.4
 

@@ -17,8 +17,8 @@ from cardan.cli.replaying import read_dump, replay
 from cardan.config import ServerConfig
 from cardan.engine.api import GenerateRequest
 from cardan.errors import ConfigError
-from cardan.server.crash_dump import MOST_AGE_S, MOST_REQUESTS, CrashMemory, sendable
-from cardan.server.observers import Observers
+from cardan.server.watching.crash_dump import MOST_AGE_S, MOST_REQUESTS, CrashMemory, sendable
+from cardan.server.watching.observers import Observers
 from cardan.types import LogprobParams, Pooling, SamplingParams
 
 

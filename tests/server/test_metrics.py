@@ -11,8 +11,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from cardan.engine.api import EngineStats
 from cardan.errors import EngineBusyError
-from cardan.server.metrics import _TOTALS, ServerMetrics
-from cardan.server.mirrored_metrics import NAMES
+from cardan.server.watching.metrics import _TOTALS, ServerMetrics
+from cardan.server.watching.mirrored_metrics import NAMES
 
 
 def samples(client: httpx.Client) -> dict[str, float]:

@@ -11,7 +11,7 @@ import httpx
 import pytest
 from server_fakes import FakeEngine, ServerThread
 
-from cardan.server.auth import PAGE_PATHS
+from cardan.server.http.auth import PAGE_PATHS
 from cardan.server.page.recent import MOST
 from cardan.server.page.routes import FILES
 

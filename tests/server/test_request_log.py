@@ -14,7 +14,7 @@ import pytest
 from cardan.config import EngineConfig, ServerConfig
 from cardan.engine.process_log import JsonFormatter
 from cardan.errors import ConfigError
-from cardan.server.request_log import LONGEST_CONTENTS
+from cardan.server.watching.request_log import LONGEST_CONTENTS
 
 
 def ask(server: Any, text: str) -> str:

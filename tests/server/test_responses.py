@@ -15,7 +15,7 @@ import pytest
 from server_fakes import FakeEngine, ServerThread, say
 
 from cardan.config import EngineConfig, ModelConfig, ServerConfig
-from cardan.server.responses_store import ResponseStore, StoredResponse
+from cardan.server.openai.responses.store import ResponseStore, StoredResponse
 
 GREEDY: Any = {"max_output_tokens": 8, "temperature": 0}
 

@@ -20,8 +20,8 @@ from server_fakes import FakeEngine
 
 from cardan.config import ServerConfig
 from cardan.errors import ConfigError
-from cardan.server.observers import Observers
-from cardan.server.tracing import traces_url
+from cardan.server.watching.observers import Observers
+from cardan.server.watching.tracing import traces_url
 
 
 class Collector(http.server.HTTPServer):
@@ -139,7 +139,7 @@ def test_nothing_is_imported_without_an_endpoint() -> None:
         "import sys\n"
         "from cardan.config import ServerConfig\n"
         "import cardan.server.app\n"
-        "from cardan.server.observers import Observers\n"
+        "from cardan.server.watching.observers import Observers\n"
         "assert Observers.open(ServerConfig()).tracing is None\n"
         "assert not [name for name in sys.modules if name.startswith('opentelemetry')]"
     )

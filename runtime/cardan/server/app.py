@@ -17,16 +17,16 @@ from starlette.responses import Response
 from cardan.config import EngineConfig, ServerConfig
 from cardan.engine.api import AsyncEngine
 from cardan.errors import CardanError
-from cardan.server import health
-from cardan.server.auth import KeyGuard
-from cardan.server.bodies import shorten
-from cardan.server.metrics import AnswerCounter, ServerMetrics
-from cardan.server.observers import Observers
-from cardan.server.replies import answer_error
-from cardan.server.responses_store import ResponseStore
+from cardan.server.http.auth import KeyGuard
+from cardan.server.http.bodies import shorten
+from cardan.server.http.replies import answer_error
+from cardan.server.native import health
+from cardan.server.openai.responses.store import ResponseStore
 from cardan.server.routes import build_routes
 from cardan.server.state import ServerState
-from cardan.server.tracing import RequestSpans
+from cardan.server.watching.metrics import AnswerCounter, ServerMetrics
+from cardan.server.watching.observers import Observers
+from cardan.server.watching.tracing import RequestSpans
 
 
 def create_app(engine: AsyncEngine, config: EngineConfig, observers: Observers | None = None) -> Starlette:

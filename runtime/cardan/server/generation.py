@@ -18,9 +18,9 @@ from starlette.types import Receive
 from cardan.engine.api import GenerateOutput, GenerateRequest
 from cardan.engine.merging import merge
 from cardan.errors import RequestError, RequestTimeoutError
-from cardan.server.replies import GenerationError
+from cardan.server.http.replies import GenerationError
 from cardan.server.state import ServerState
-from cardan.server.watching import Watcher
+from cardan.server.watching.watchers import Watcher
 from cardan.types import FinishKind, FinishReason, TokenLogprobs
 
 T = TypeVar("T")

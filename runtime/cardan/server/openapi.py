@@ -10,11 +10,11 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from cardan.server.auth import OPEN_PATHS
-from cardan.server.bodies import Body
-from cardan.server.error_forms import anthropic_form, form_of, ollama_form
+from cardan.server.http.auth import OPEN_PATHS
+from cardan.server.http.bodies import Body
+from cardan.server.http.error_forms import anthropic_form, form_of, ollama_form
+from cardan.server.http.served_route import ServedRoute
 from cardan.server.openapi_answers import ANSWERS, ERRORS
-from cardan.server.served_route import ServedRoute
 
 Groups = Mapping[str, tuple[ServedRoute, ...]]
 

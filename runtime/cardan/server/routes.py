@@ -12,29 +12,23 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
 
-from cardan.server import (
-    admin,
-    anthropic_messages,
-    embeddings,
-    health,
-    ollama_bodies,
-    ollama_models,
-    ollama_routes,
-    parsing,
-    responses,
-    scoring,
-    tuning,
-)
-from cardan.server.anthropic_bodies import CountBody, MessagesBody
-from cardan.server.native import GenerateBody, generate
-from cardan.server.openai_bodies import ChatBody, CompletionBody
-from cardan.server.openai_chat import chat_completions
-from cardan.server.openai_completions import completions
+from cardan.server.anthropic import messages as anthropic
+from cardan.server.anthropic.bodies import CountBody, MessagesBody
+from cardan.server.http.replies import JsonResponse
+from cardan.server.http.served_route import EVENTS, ServedRoute, served_get, served_post
+from cardan.server.native import admin, health, parsing, tuning
+from cardan.server.native.generate import GenerateBody, generate
+from cardan.server.ollama import bodies as ollama_bodies
+from cardan.server.ollama import models as ollama_models
+from cardan.server.ollama import routes as ollama
+from cardan.server.openai import embeddings, scoring
+from cardan.server.openai.bodies import ChatBody, CompletionBody
+from cardan.server.openai.chat import chat_completions
+from cardan.server.openai.completions import completions
+from cardan.server.openai.responses import routes as responses
+from cardan.server.openai.responses.bodies import ResponsesBody
 from cardan.server.openapi import build_document, build_page
 from cardan.server.page import routes as page
-from cardan.server.replies import JsonResponse
-from cardan.server.responses_bodies import ResponsesBody
-from cardan.server.served_route import EVENTS, ServedRoute, served_get, served_post
 from cardan.server.state import state_of
 
 OPENAI = (
@@ -105,18 +99,18 @@ ANTHROPIC = (
     ServedRoute(
         paths=("/v1/messages",),
         methods=("POST",),
-        endpoint=anthropic_messages.messages,
+        endpoint=anthropic.messages,
         body=MessagesBody,
-        query=anthropic_messages.QUERY,
+        query=anthropic.QUERY,
         stream=EVENTS,
         summary="Anthropic's messages, streamed or whole",
     ),
     ServedRoute(
         paths=("/v1/messages/count_tokens",),
         methods=("POST",),
-        endpoint=anthropic_messages.count_tokens,
+        endpoint=anthropic.count_tokens,
         body=CountBody,
-        query=anthropic_messages.QUERY,
+        query=anthropic.QUERY,
         summary="how many tokens a conversation has as a prompt",
     ),
 )
@@ -124,16 +118,16 @@ ANTHROPIC = (
 OLLAMA = (
     served_post(
         "/api/chat",
-        endpoint=ollama_routes.chat,
+        endpoint=ollama.chat,
         body=ollama_bodies.ChatBody,
-        stream=ollama_routes.NDJSON,
+        stream=ollama.NDJSON,
         summary="Ollama's chat, streamed line by line or whole",
     ),
     served_post(
         "/api/generate",
-        endpoint=ollama_routes.generate,
+        endpoint=ollama.generate,
         body=ollama_bodies.GenerateBody,
-        stream=ollama_routes.NDJSON,
+        stream=ollama.NDJSON,
         summary="Ollama's completions, with the model's chat template, one of `{{ .Prompt }}`, or `raw`",
     ),
     served_post(

@@ -15,7 +15,7 @@ from cardan.engine.validation import MAX_BIASES, MAX_CHOICES, MAX_STOP_IDS
 from cardan.errors import RequestError
 from cardan.grammar.reading import GUIDED_FIELDS, read_fields
 from cardan.grammar_spec import GrammarSpec
-from cardan.server.bodies import Body
+from cardan.server.http.bodies import Body
 from cardan.text.stop_scanner import MAX_STOP_CHARS
 from cardan.types import SamplingParams
 

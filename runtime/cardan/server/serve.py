@@ -23,11 +23,11 @@ from cardan.engine.api import AsyncEngine, EngineInfo
 from cardan.errors import CardanError, ConfigError
 from cardan.parsers import choose_parsers
 from cardan.server.app import create_app
-from cardan.server.chat_preparation import answer_format
-from cardan.server.connections import guarded_protocol, raise_file_limit
-from cardan.server.observers import Observers
-from cardan.server.replies import ErrorReply
+from cardan.server.chats.preparation import answer_format
+from cardan.server.http.connections import guarded_protocol, raise_file_limit
+from cardan.server.http.replies import ErrorReply
 from cardan.server.state import ServerState
+from cardan.server.watching.observers import Observers
 
 logger = logging.getLogger("cardan.server")
 

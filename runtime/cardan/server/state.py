@@ -17,11 +17,11 @@ from starlette.requests import Request
 from cardan.config import EngineConfig
 from cardan.engine.api import AsyncEngine
 from cardan.errors import PromptTooLongError, RequestError, UnknownModelError
-from cardan.server.bodies import shorten
-from cardan.server.metrics import ServerMetrics
+from cardan.server.http.bodies import shorten
 from cardan.server.page.recent import RecentRequests
 from cardan.server.prompts import LONG_TEXT
-from cardan.server.watching import WatcherMaker
+from cardan.server.watching.metrics import ServerMetrics
+from cardan.server.watching.watchers import WatcherMaker
 
 
 @dataclass(slots=True)

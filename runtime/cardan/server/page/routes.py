@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
 from cardan.errors import EngineBusyError, EngineDeadError
-from cardan.server.replies import JsonResponse
+from cardan.server.http.replies import JsonResponse
 from cardan.server.state import state_of
 
 FILES = {

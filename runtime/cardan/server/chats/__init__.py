@@ -1,0 +1,1 @@
+"""What every API of chats shares: a conversation in, an answer taken apart out."""

@@ -1,0 +1,110 @@
+"""Grammars that make a model call: at least one function, a certain one, or arguments that fit their schema.
+
+It compiles none, and does not know how a model writes calls by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from cardan.errors import RequestError
+from cardan.grammar_spec import GrammarKind, GrammarSpec
+from cardan.parsers import ToolFormat
+from cardan.server.openai.tools import ToolUse
+
+_NO_ARGUMENTS: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
+
+
+def forced_grammar(tools: ToolUse, *, parallel: bool) -> GrammarSpec:
+    """What an answer must be that has to call: a JSON array of calls, or one object where the function is named.
+
+    ``cardan.parsers.ForcedCallsParser`` reads it, whatever the model's own format is.
+
+    Args:
+        tools: the functions; ``mode`` is ``required`` or ``named``.
+        parallel: whether there may be more than one call.
+    """
+    names = [tools.name] if tools.name is not None else list(tools.schemas or {})
+    definitions: dict[str, Any] = {}
+    calls = [_call(name, (tools.schemas or {})[name], definitions) for name in names]
+    if tools.mode == "named":
+        schema = calls[0]
+    else:
+        schema = {"type": "array", "minItems": 1, "items": calls[0] if len(calls) == 1 else {"anyOf": calls}}
+        if not parallel:
+            schema["maxItems"] = 1
+    if definitions:
+        schema = {**schema, "$defs": definitions}
+    return GrammarSpec(
+        kind=GrammarKind.JSON_SCHEMA,
+        text=msgspec.json.encode(schema).decode(),
+        allow_unenforced=not tools.strict & set(names),
+    )
+
+
+def strict_grammar(tools: ToolUse, name: str, form: ToolFormat) -> GrammarSpec:
+    """Free text in which every call has arguments that fit its function's schema.
+
+    Args:
+        tools: the functions.
+        name: of the format, for messages.
+        form: how the model writes calls.
+
+    Raises:
+        RequestError: the format has no such frame, or a schema refers to itself, which a frame cannot.
+    """
+    if form.frame is None:
+        raise RequestError(
+            f"'tools' asks for \"strict\": true, which calls in the format {name} cannot be held to. Leave 'strict' "
+            "out, or force a call with 'tool_choice'.",
+            param="tools",
+            code="unsupported_parameter",
+        )
+    structures = []
+    for function, schema in (tools.schemas or {}).items():
+        begin, end = form.frame(function)
+        strict = function in tools.strict
+        structures.append({"begin": begin, "schema": _arguments(schema) if strict else {"type": "object"}, "end": end})
+    tags = {"structures": structures, "triggers": list(form.starts)}
+    return GrammarSpec(kind=GrammarKind.STRUCTURAL_TAG, text=msgspec.json.encode(tags).decode())
+
+
+def _arguments(schema: Mapping[str, Any]) -> dict[str, Any]:
+    return {"type": "object", **schema} if schema else _NO_ARGUMENTS
+
+
+def _call(name: str, schema: Mapping[str, Any], definitions: dict[str, Any]) -> dict[str, Any]:
+    arguments = _arguments(schema)
+    if _refers(arguments):
+        # References lead from the root, which is no longer the function's own schema.
+        key = f"arguments{len(definitions)}"
+        definitions[key] = _moved(arguments, f"#/$defs/{key}")
+        arguments = {"$ref": f"#/$defs/{key}"}
+    return {
+        "type": "object",
+        "properties": {"name": {"const": name}, "arguments": arguments},
+        "required": ["name", "arguments"],
+        "additionalProperties": False,
+    }
+
+
+def _refers(part: Any) -> bool:
+    if isinstance(part, Mapping):
+        return "$ref" in part or any(_refers(value) for value in part.values())
+    return isinstance(part, list) and any(_refers(item) for item in part)
+
+
+def _moved(part: Any, root: str) -> Any:
+    """A schema whose references lead from another place."""
+    if isinstance(part, list):
+        return [_moved(item, root) for item in part]
+    if not isinstance(part, Mapping):
+        return part
+    moved = {key: _moved(value, root) for key, value in part.items()}
+    reference = part.get("$ref")
+    if isinstance(reference, str) and reference.startswith("#"):
+        moved["$ref"] = root + reference[1:]
+    return moved

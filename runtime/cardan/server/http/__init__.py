@@ -1,0 +1,1 @@
+"""HTTP below every API: bodies, replies, streams, keys and connections. It knows no model."""

@@ -1,0 +1,1 @@
+"""The native routes: ``/generate``, health, administration and tools for texts."""

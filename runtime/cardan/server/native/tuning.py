@@ -1,0 +1,70 @@
+"""What an owner asks of a running server: its load, its log, and to leave its long-lived objects alone.
+
+It knows no generation.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import logging
+from typing import Literal
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from cardan.errors import RequestError
+from cardan.server.http.bodies import Body, parse_body, read_object
+from cardan.server.http.replies import JsonResponse
+from cardan.server.state import state_of
+
+
+async def loads(request: Request) -> Response:
+    """GET ``/v1/loads``: what each engine behind this server has to do; there is one."""
+    state = state_of(request)
+    stats = await state.engine.stats()
+    total = stats.max_total_tokens
+    load = {
+        "worker": 0,
+        "num_running_reqs": stats.num_running,
+        "num_waiting_reqs": stats.num_queued,
+        "num_used_tokens": stats.used_tokens,
+        "num_cached_tokens": stats.cached_tokens,
+        "max_total_num_tokens": total,
+        "token_usage": stats.used_tokens / total if total else 0.0,
+        "gen_throughput": stats.gen_throughput,
+    }
+    return JsonResponse({"loads": [load], "open_requests": state.num_open})
+
+
+async def freeze_gc(_request: Request) -> Response:
+    """POST ``/freeze_gc``: have the garbage collector pass over what lives by now.
+
+    The engine's processes do so by themselves when they are ready; a server does better after its first requests.
+    """
+    gc.collect()
+    gc.freeze()
+    return JsonResponse({"success": True, "frozen_objects": gc.get_freeze_count()})
+
+
+class LoggingBody(Body):
+    """Body of ``/configure_logging``; what is left out stays."""
+
+    log_level: Literal["debug", "info", "warning", "error"] | None = None
+    log_requests: bool | None = None
+    log_request_contents: bool | None = None
+
+
+async def configure_logging(request: Request) -> Response:
+    """POST ``/configure_logging``: what the server's process logs from now on."""
+    state = state_of(request)
+    body = parse_body(LoggingBody, await read_object(request, state.config.server.max_body_bytes))
+    changes = body.model_dump(exclude_none=True)
+    if not changes:
+        raise RequestError(f"Send at least one of {', '.join(LoggingBody.model_fields)}.", param="log_level")
+    server = dataclasses.replace(state.config.server, **changes)
+    state.config = dataclasses.replace(state.config, server=server)
+    state.watch = request.app.state.observers.makers(server, state.engine)
+    if body.log_level is not None:
+        logging.getLogger("cardan").setLevel(body.log_level.upper())
+    return JsonResponse({"success": True, **{name: getattr(server, name) for name in LoggingBody.model_fields}})

@@ -1,0 +1,1 @@
+"""OpenAI's routes: chat, completions, embeddings, scores and responses."""

@@ -1,0 +1,1 @@
+"""OpenAI's ``/v1/responses``: created, streamed, kept, asked for again and cancelled."""
