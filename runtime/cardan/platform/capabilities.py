@@ -19,10 +19,16 @@ class Support(enum.StrEnum):
 
 
 class Evidence(enum.StrEnum):
-    """How it was verified that a feature works."""
+    """How it was verified that a feature works.
+
+    ``HARDWARE``: run on the device itself. ``SIMULATOR``: run on a stand-in for the device. ``INTERPRETED``: the kernel
+    was run by its language's interpreter on the host. ``COMPILED``: compiled for the device, never run. ``NONE``: by
+    reading only.
+    """
 
     HARDWARE = "hardware"
     SIMULATOR = "simulator"
+    INTERPRETED = "interpreted"
     COMPILED = "compiled"
     NONE = "none"
 
