@@ -19,7 +19,7 @@ NATIVE :=
 PORTABLE := not gpu and not npu and not peers
 else
 PLATFORM := cpu
-TESTED := cpu,mlx,test,test-torch,xgrammar
+TESTED := cpu,mlx,test,test-torch,test-kernels,xgrammar
 NATIVE := $(VENV)/installed-native
 PORTABLE := not gpu and not npu and not metal and not peers
 endif
@@ -115,7 +115,7 @@ $(VENV)/installed-test: $(BIN)/python pyproject.toml constraints.txt
 
 $(VENV)/installed-check: $(BIN)/python pyproject.toml constraints.txt
 	@echo "Installing what the checks need into $(VENV) ..."
-	@$(PIP) -e '.[cpu,mlx,test,test-torch,check]'
+	@$(PIP) -e '.[cpu,mlx,test,test-torch,test-kernels,check]'
 	@touch $@
 
 $(VENV)/installed-bench: $(BIN)/python pyproject.toml constraints.txt

@@ -74,7 +74,8 @@ def test_without_the_kernels_of_the_cpu_everything_else_goes_on(
 def test_the_tests_install_no_torch_on_a_mac(tmp_path: Path) -> None:
     for target in ("test", "test-more", "mac-check", "conform"):
         assert installed(would_run(tmp_path, MAC, target)) == {"mlx", "test"}
-    assert installed(would_run(tmp_path, LINUX, "test")) == {"cpu", "mlx", "test", "test-torch", "xgrammar"}
+    extras = {"cpu", "mlx", "test", "test-torch", "test-kernels", "xgrammar"}
+    assert installed(would_run(tmp_path, LINUX, "test")) == extras
     assert "not metal" not in would_run(tmp_path, MAC, "test")
     assert "not metal" in would_run(tmp_path, LINUX, "test")
 

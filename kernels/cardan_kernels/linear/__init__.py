@@ -1,0 +1,1 @@
+"""Linears over weights that stay in their codes, and over codes on both sides."""

@@ -1,0 +1,1 @@
+"""From logits to tokens in a fixed number of launches of fixed shape."""
