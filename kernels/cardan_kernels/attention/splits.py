@@ -34,7 +34,7 @@ def choose_splits(rows: int, head_tiles: int, max_length: int, multiprocessors: 
 
     Args:
         rows: decode rows of the launch, padding included.
-        head_tiles: programs that one part of one row takes: key heads, times tiles of their query heads.
+        head_tiles: programs that one part of one row takes: ``head_tiles`` of the layer's shape.
         max_length: no row is longer; under a graph what the bucket allows, not what the rows have now.
         multiprocessors: of the chip.
     """

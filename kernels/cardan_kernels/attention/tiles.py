@@ -15,22 +15,6 @@ TILE_FIELDS = 4
 """Of a tile: its first token in the batch, how many there are, the position of the first, and the row's table line."""
 
 
-def heads_per_tile(q_heads: int, kv_heads: int, block_m: int) -> int:
-    """Query heads that share a tile, and with it the loads of the key head that they attend to.
-
-    Args:
-        q_heads: query heads.
-        kv_heads: key heads, of which each serves ``q_heads // kv_heads``.
-        block_m: queries times heads that a tile holds.
-    """
-    return min(q_heads // kv_heads, block_m)
-
-
-def tokens_per_tile(q_heads: int, kv_heads: int, block_m: int) -> int:
-    """Queries of one row that a tile holds, each with ``heads_per_tile`` of its heads."""
-    return block_m // heads_per_tile(q_heads, kv_heads, block_m)
-
-
 def plan_tiles(query_starts: Int32Array, seq_lens: Int32Array, row_ids: Int32Array, tokens: int) -> Int32Array:
     """The tiles of a step, those with most keys first, so that no long one starts last.
 
@@ -38,7 +22,7 @@ def plan_tiles(query_starts: Int32Array, seq_lens: Int32Array, row_ids: Int32Arr
         query_starts: int32 ``[rows + 1]``, where each row's tokens begin in the batch.
         seq_lens: int32 ``[rows]``, after the step.
         row_ids: int32 ``[rows]``, each row's line of the table.
-        tokens: queries that a tile holds, see ``tokens_per_tile``.
+        tokens: queries that a tile holds: ``tokens_per_tile``.
 
     Returns:
         int32 ``[tiles, 4]``: see ``TILE_FIELDS``. Layers share it where ``tokens`` is the same.
