@@ -38,6 +38,8 @@ class _Fixed:
 
 NO_INTS: Int32Array = np.empty(0, dtype=np.int32)
 NO_FLOATS: Float32Array = np.empty(0, dtype=np.float32)
+FORCING = 1e30
+"""Added to a forced token's logit: beyond any other, and still a number where another bias is added to it."""
 
 
 class SamplingAssembler:
@@ -65,7 +67,7 @@ class SamplingAssembler:
             new: those of ``requests`` that are new on the device.
         """
         fixed = self._fixed(rows, requests)
-        bias_index, bias_ids, bias_values = self._biases(fixed.biased, requests)
+        bias_index, bias_ids, bias_values = self._biases(fixed.biased, requests, positions)
         return SamplingBatch(
             row_ids=row_ids,
             temperature=fixed.temperature,
@@ -114,19 +116,24 @@ class SamplingAssembler:
         )
         return self._last
 
-    def _biases(self, biased: Int32Array, requests: list[Request]) -> tuple[Int32Array, Int32Array, Float32Array]:
-        """Sparse biases: those asked for, and minus infinity on what would end a request too early."""
+    def _biases(
+        self, biased: Int32Array, requests: list[Request], positions: Int32Array
+    ) -> tuple[Int32Array, Int32Array, Float32Array]:
+        """Sparse biases: those asked for, minus infinity on what would end a request too early, and forced tokens."""
         if biased.shape[0] == 0:
             return NO_INTS, NO_INTS, NO_FLOATS
-        arrays, vocab_size = self._state.memory.arrays, self._state.settings.vocab_size
+        vocab_size = self._state.settings.vocab_size
         index: list[int] = []
         ids: list[int] = []
         values: list[float] = []
         for i in biased.tolist():
             request = requests[i]
             bias = dict(request.params.logit_bias)
-            if arrays.generated[request.row] + arrays.pending[request.row] < request.params.min_new_tokens:
+            place = int(positions[i]) - request.num_prompt
+            if place < request.params.min_new_tokens:
                 bias.update((stop, -np.inf) for stop in request.stop_ids if 0 <= stop < vocab_size)
+            if place < len(request.forced_output_ids):
+                bias[request.forced_output_ids[place]] = FORCING
             index += [i] * len(bias)
             ids += bias.keys()
             values += bias.values()
@@ -138,7 +145,7 @@ def penalty_seed(request: Request) -> PenaltySeed:
     output_ids, output_counts = np.unique(np.asarray(request.output_ids, dtype=np.int32), return_counts=True)
     return PenaltySeed(
         row_id=request.row,
-        prompt_ids=np.unique(request.prompt),
+        prompt_ids=NO_INTS if request.embeds is not None else np.unique(request.prompt),
         output_ids=output_ids,
         output_counts=output_counts.astype(np.int32),
     )
