@@ -12,6 +12,9 @@ import pytest
 
 from cardan.errors import ConfigError, PlatformError
 
+# Triton's kernels run in its interpreter wherever tests import them; they are made for it, or not, when imported.
+os.environ.setdefault("TRITON_INTERPRET", "1")
+
 SMOLLM2_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 
 

@@ -1,0 +1,127 @@
+"""Activations to codes of 8 bits: each row, or each 128 of its elements, in steps of its own.
+
+It knows no GEMM. A scale is the largest size over the largest code; codes are rounded to nearest even.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from cardan.errors import UnsupportedError
+from cardan_kernels import tuning
+from cardan_kernels.chips import chip_of
+from cardan_kernels.launching import on_device_of
+
+LARGEST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0, torch.float8_e4m3fnuz: 240.0}
+"""The largest code of each type."""
+
+GROUP = 128
+
+
+def quantize_rows(
+    x: torch.Tensor,
+    dtype: torch.dtype,
+    *,
+    grouped: bool = False,
+    codes: torch.Tensor | None = None,
+    scales: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Codes of each row with its scale: ``x`` is about ``codes * scales``.
+
+    Args:
+        x: ``[rows, columns]`` bfloat16, float16 or float32; each row contiguous.
+        dtype: of the codes: int8, or floats of 8 bits in the form of the chip.
+        grouped: a scale for each 128 elements of a row instead of one; the last group may be shorter.
+        codes: ``[rows, columns]``, contiguous, written to; a new tensor where None.
+        scales: float32 ``[rows, groups]``, contiguous, written to; a new tensor where None.
+
+    Returns codes and scales; of a row of zeros all codes are 0 and the scale is 1.
+
+    Raises:
+        UnsupportedError: there are no codes of this type, or ``x`` is of another.
+    """
+    if dtype not in LARGEST or x.dim() != 2 or not x.is_floating_point() or (x.numel() and x.stride(1) != 1):
+        known = ", ".join(str(name).removeprefix("torch.") for name in LARGEST)
+        raise UnsupportedError(
+            f"Codes must be one of {known} and x floats in contiguous rows, got {dtype} for {x.dtype} {list(x.shape)}."
+        )
+    rows, columns = x.shape
+    groups = triton.cdiv(columns, GROUP) if grouped else 1
+    if codes is None:
+        codes = torch.empty((rows, columns), dtype=dtype, device=x.device)
+    if scales is None:
+        scales = torch.empty((rows, groups), dtype=torch.float32, device=x.device)
+    if rows == 0 or columns == 0:
+        return codes, scales
+    config = tuning.choose("quantize_rows", chip_of(x.device), {"rows": rows, "in": columns, "grouped": int(grouped)})
+    with on_device_of(x):
+        if grouped:
+            _groups_kernel[(rows, triton.cdiv(groups, config["groups"]))](
+                x, codes, scales, columns, groups, x.stride(0),
+                LARGEST=LARGEST[dtype], GROUP=GROUP, GROUPS=config["groups"], num_warps=config.num_warps,
+            )  # fmt: skip
+        else:
+            block = min(config["block_k"], triton.next_power_of_2(columns))
+            _rows_kernel[(rows,)](
+                x, codes, scales, columns, x.stride(0),
+                LARGEST=LARGEST[dtype], BLOCK=block, num_warps=config.num_warps,
+            )  # fmt: skip
+    return codes, scales
+
+
+@triton.jit
+def _rows_kernel(x_ptr, codes_ptr, scales_ptr, columns, x_stride, LARGEST: tl.constexpr, BLOCK: tl.constexpr):
+    """One row: its largest size, then its codes; the second reading comes from cache."""
+    row = tl.program_id(0).to(tl.int64)
+    sizes = tl.zeros((BLOCK,), tl.float32)
+    for start in range(0, columns, BLOCK):
+        at = start + tl.arange(0, BLOCK)
+        sizes = tl.maximum(sizes, tl.abs(tl.load(x_ptr + row * x_stride + at, at < columns, 0.0).to(tl.float32)))
+    scale = _scale(tl.max(sizes, 0), LARGEST)
+    tl.store(scales_ptr + row, scale)
+    for start in range(0, columns, BLOCK):
+        at = start + tl.arange(0, BLOCK)
+        value = tl.load(x_ptr + row * x_stride + at, at < columns, 0.0).to(tl.float32)
+        tl.store(
+            codes_ptr + row * columns + at, _codes(value / scale, codes_ptr.dtype.element_ty, LARGEST), at < columns
+        )
+
+
+@triton.jit
+def _groups_kernel(
+    x_ptr,
+    codes_ptr,
+    scales_ptr,
+    columns,
+    groups,
+    x_stride,
+    LARGEST: tl.constexpr,
+    GROUP: tl.constexpr,
+    GROUPS: tl.constexpr,
+):
+    """``GROUPS`` groups of one row."""
+    row = tl.program_id(0).to(tl.int64)
+    group = tl.program_id(1) * GROUPS + tl.arange(0, GROUPS)
+    at = group[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
+    value = tl.load(x_ptr + row * x_stride + at, at < columns, 0.0).to(tl.float32)
+    scale = _scale(tl.max(tl.abs(value), 1), LARGEST)
+    tl.store(scales_ptr + row * groups + group, scale, group < groups)
+    codes = _codes(value / scale[:, None], codes_ptr.dtype.element_ty, LARGEST)
+    tl.store(codes_ptr + row * columns + at, codes, at < columns)
+
+
+@triton.jit
+def _scale(size, LARGEST: tl.constexpr):
+    """The step of codes up to a size."""
+    return tl.where(size > 0.0, size / LARGEST, 1.0)
+
+
+@triton.jit
+def _codes(value, DTYPE: tl.constexpr, LARGEST: tl.constexpr):
+    """Numbers within the largest code to codes; 1.5 * 2^23 leaves no digits behind the point, so adding it rounds."""
+    value = tl.minimum(tl.maximum(value, -LARGEST), LARGEST)
+    if DTYPE == tl.int8:
+        value = (value + 12582912.0) - 12582912.0
+    return value.to(DTYPE)
