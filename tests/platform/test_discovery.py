@@ -11,13 +11,14 @@ from typing import Any
 
 import pytest
 
-from cardan.errors import PlatformApiError, PlatformLoadError, PlatformNotFoundError
+from cardan.errors import ConfigError, PlatformApiError, PlatformLoadError, PlatformNotFoundError
 from cardan.platform import (
     PLATFORM_API,
     Availability,
     Capabilities,
     Capability,
     DeviceInfo,
+    OptionSpec,
     Platform,
     Support,
     discovery,
@@ -209,6 +210,36 @@ def test_a_named_platform_that_cannot_run_says_why() -> None:
     with pytest.raises(PlatformNotFoundError, match="'a' cannot run on this machine: no such device"):
         choose_platform("a", points)
     assert choose_platform("b", [FakeEntryPoint("b", FakePlatform("b", 0))]).name == "b"
+
+
+def test_a_trial_of_a_platform_that_cannot_run_says_what_was_proven_without_it() -> None:
+    absent = FakePlatform("a")
+    absent._availability = Availability(0, "no such device", usable=False, proven="Its kernels were interpreted.")
+    points = [FakeEntryPoint("a", absent)]
+    with pytest.raises(PlatformNotFoundError, match=r"no such device.*\nIts kernels were interpreted\."):
+        choose_platform("a", points, trial=True)
+    with pytest.raises(PlatformNotFoundError) as refused:
+        choose_platform("a", points)
+    assert "interpreted" not in str(refused.value)
+
+
+class Emulated(FakePlatform):
+    """Can run where an option asks for a stand-in."""
+
+    def options(self) -> tuple[OptionSpec, ...]:
+        return (OptionSpec(name="device", kind=str, default="real", help="which", choices=("real", "emulated")),)
+
+    def configured(self, options: Any) -> Platform:
+        return Emulated(self.name, usable=options["device"] == "emulated", reason=f"{options['device']} device")
+
+
+def test_whether_a_platform_can_run_may_depend_on_its_options() -> None:
+    points = [FakeEntryPoint("a", Emulated("a", usable=False))]
+    assert choose_platform("a", points, options=("device=emulated",)).name == "a"
+    with pytest.raises(PlatformNotFoundError, match="real device"):
+        choose_platform("a", points, options=("device=real",))
+    with pytest.raises(ConfigError, match="must be one of real, emulated"):
+        choose_platform("a", points, options=("device=toy",))
 
 
 def test_a_probe_that_raises_is_reported() -> None:

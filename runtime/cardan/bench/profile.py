@@ -111,7 +111,7 @@ def profile(
             raise ConfigError(f"{flag} must be at least 1, got {value}.")
     config = replace(config, platform=replace(config.platform, disable_graph=True))
     clock = OpClock()
-    platform = timed_platform(choose_platform(config.platform.platform), clock)
+    platform = timed_platform(choose_platform(config.platform.platform, options=config.platform.options), clock)
     prepared = prepare(config, on_part or (lambda part, done, total: None), platform)
     try:
         longest = prepared.settings.context_length - 2 * steps - 2 * _WARM_UP_STEPS - 2

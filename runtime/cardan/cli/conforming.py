@@ -37,7 +37,7 @@ def conform(
     """Try a platform against float64 references, from single operations to whole engines; exits with 1 on a failure."""
     console = messages()
     set_up_logging("error", console)
-    found = choose_platform(platform)
+    found = choose_platform(platform, options=platform_option, trial=True)
     with Subject(found, quick=quick, options=platform_option) as subject:
         report = _run(subject, only, console)
     if json_file is not None:

@@ -116,7 +116,7 @@ def open_and_resolve(config: EngineConfig, progress: Progress = _silent, platfor
     """
     apply_installed_plugins()
     check_policies(config.scheduler.schedule_policy, config.cache.radix_eviction_policy)
-    platform = platform or choose_platform(config.platform.platform)
+    platform = platform or choose_platform(config.platform.platform, options=config.platform.options)
     platform = platform.configured(parse_options(config.platform.options, platform.options(), platform.name))
     device = platform.devices()[0]
     if config.model.random_weights is not None or not platform.reads_weights:

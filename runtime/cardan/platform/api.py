@@ -30,11 +30,13 @@ class Availability:
         score: 0 means never chosen by ``auto``; otherwise the highest wins.
         reason: why it can, or what is missing.
         usable: whether it can run when asked for by name.
+        proven: where it cannot run, what was proven of it without its hardware, for who wanted to try it.
     """
 
     score: int
     reason: str
     usable: bool = True
+    proven: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from cardan.errors import PlatformApiError, PlatformError, PlatformLoadError, PlatformNotFoundError
 from cardan.platform.api import OLDEST_PLATFORM_API, PLATFORM_API, Availability, Platform
 from cardan.platform.capabilities import Support
+from cardan.platform.refusals import parse_options
 from cardan.plugins import EntryPointLike, Plugin, describe_error, installed, load_guarded
 
 GROUP = "cardan.platforms"
@@ -94,22 +95,38 @@ def platforms_claiming(
     return claims
 
 
-def choose_platform(name: str = AUTO, entry_points: Iterable[EntryPointLike] | None = None) -> Platform:
+def choose_platform(
+    name: str = AUTO,
+    entry_points: Iterable[EntryPointLike] | None = None,
+    *,
+    options: Iterable[str] = (),
+    trial: bool = False,
+) -> Platform:
     """The platform called ``name``, or for ``auto`` the one whose probe scores highest.
+
+    Args:
+        name: of a platform, or ``auto``.
+        entry_points: taken instead of those installed.
+        options: the platform's own as ``name=value``, on which it may depend whether it can run.
+        trial: the platform is to be tried, so that a refusal also says what was proven without its hardware.
 
     Raises:
         PlatformNotFoundError: it is not installed or cannot run here; for ``auto``, none can.
+        ConfigError: an option is wrong.
         PlatformLoadError: it fails to load, two plugins have its name, or ``auto`` meets a tie.
         PlatformApiError: it was written for another ``PLATFORM_API``.
     """
     if name == AUTO:
         return _choose_best(survey(entry_points))
     platform = load_platform(name, entry_points)
-    availability = _probe(platform, name)
+    given = tuple(options)
+    asked = platform.configured(parse_options(given, platform.options(), name)) if given else platform
+    availability = _probe(asked, name)
     if not availability.usable:
         raise PlatformNotFoundError(
             f"Platform {name!r} cannot run on this machine: {availability.reason}. "
             "`cardan platforms` shows what can; pass --platform with one of those."
+            + (f"\n{availability.proven}" if trial and availability.proven else "")
         )
     return platform
 

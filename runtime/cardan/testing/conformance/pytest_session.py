@@ -24,12 +24,9 @@ def choose(config: pytest.Config) -> None:
         pytest.UsageError: the platform, one of its options or a part of the suite is unknown.
     """
     try:
-        found = choose_platform(config.getoption("--platform"))
-        subject = Subject(
-            found,
-            quick=bool(config.getoption("--conformance-quick")),
-            options=tuple(config.getoption("--platform-option")),
-        )
+        options = tuple(config.getoption("--platform-option"))
+        found = choose_platform(config.getoption("--platform"), options=options, trial=True)
+        subject = Subject(found, quick=bool(config.getoption("--conformance-quick")), options=options)
         config.stash[_CHECKS] = collect(subject, config.getoption("--conformance-only"), "--conformance-only")
     except CardanError as error:
         raise pytest.UsageError(str(error)) from error
