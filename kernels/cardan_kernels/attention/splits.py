@@ -28,6 +28,11 @@ class Splits:
     count: int
     tokens: int | None = None
 
+    @property
+    def reduced(self) -> bool:
+        """Whether a second pass puts parts together: always where their size is fixed, so that all rows see it."""
+        return self.count > 1 or self.tokens is not None
+
 
 def choose_splits(rows: int, head_tiles: int, max_length: int, multiprocessors: int) -> Splits:
     """As many even parts as fill the chip and still are worth it.
