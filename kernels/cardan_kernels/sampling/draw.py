@@ -16,7 +16,7 @@ from cardan_kernels import tuning
 from cardan_kernels.chips import chip_of
 from cardan_kernels.launching import on_device_of
 from cardan_kernels.sampling.noise import key_of, noise_of_run
-from cardan_kernels.sampling.thresholds import LOWEST_KEY, bisect, key_of_score, score_of_key, weigh
+from cardan_kernels.sampling.thresholds import LOWEST_KEY, cut, key_of_score
 
 GREEDY_BELOW: tl.constexpr = tl.constexpr(1e-5)
 
@@ -123,10 +123,7 @@ def _draw_kernel(
         top_p = tl.load(top_p_ptr + row)
         min_p = tl.load(min_p_ptr + row)
         low, high, place = key_of(seeds_ptr, positions_ptr, row)
-        if (top_k < vocab) | (top_p < 1.0) | (min_p > 0.0):
-            token = _draw_filtered(scores_ptr, vocab, best, temperature, top_k, top_p, min_p, low, high, place, BLOCK)
-        else:
-            token = _draw_plain(scores_ptr, vocab, temperature, low, high, place, BLOCK)
+        token = _draw(scores_ptr, vocab, best, temperature, top_k, top_p, min_p, low, high, place, BLOCK)
     tl.store(tokens_ptr + row, tl.where(failed, 0, token))
     tl.store(failed_ptr + row, failed.to(tl.uint8))
 
@@ -165,58 +162,24 @@ def _has_nan(logits_ptr, vocab, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _draw_plain(scores_ptr, vocab, temperature, low, high, place, BLOCK: tl.constexpr):
-    """From the whole vocabulary."""
-    best = float("-inf")
-    token = 0
-    for start in range(0, vocab, BLOCK):
-        at = start + tl.arange(0, BLOCK)
-        score = tl.load(scores_ptr + at, at < vocab, float("-inf"))
-        noisy = tl.div_rn(score, temperature + tl.zeros_like(score)) + noise_of_run(start, low, high, place, BLOCK)
-        best, token = _better(best, token, noisy, start)
-    return token
-
-
-@triton.jit
-def _draw_filtered(scores_ptr, vocab, best, temperature, top_k, top_p, min_p, low, high, place, BLOCK: tl.constexpr):
-    """From what top-k, then top-p, then min-p keep."""
-    factor = 1.4426950408889634 / temperature
-    lowest = tl.full((), LOWEST_KEY, tl.int32)
-    whole, _, _, total, _, _ = weigh(scores_ptr, vocab, lowest, lowest, lowest, best, factor, True, BLOCK)
-    cut_low = lowest.to(tl.int64)
-    cut_high = lowest.to(tl.int64)
-    beyond = key_of_score(best).to(tl.int64) + 1
-    allowed = whole * 0
-    kept = total
-    if top_k < vocab:
-        cut_low, cut_high, above = bisect(
-            scores_ptr, vocab, cut_low, beyond, whole, top_k.to(tl.float32), best, factor, False, BLOCK
-        )
-        allowed = top_k - above.to(tl.int32)
-        _, _, _, reached, kept, _ = weigh(
-            scores_ptr, vocab, cut_low.to(tl.int32), cut_high.to(tl.int32), lowest, best, factor, True, BLOCK
-        )
-        kept += _each(cut_low, cut_high, reached - kept, best, factor) * allowed.to(tl.float32)
-    if top_p < 1.0:
-        target = top_p * kept
-        count, _, _, above, _, _ = weigh(
-            scores_ptr, vocab, cut_high.to(tl.int32), lowest, lowest, best, factor, True, BLOCK
-        )
-        if above >= target:
-            cut_low, cut_high, above = bisect(
-                scores_ptr, vocab, cut_high, beyond, count, target, best, factor, True, BLOCK
-            )
-            allowed = whole
-        each = _each(cut_low, cut_high, target - above, best, factor)
-        needed = tl.maximum(tl.ceil((target - above) / tl.maximum(each, 1e-37)), 0.0)
-        allowed = tl.minimum(allowed, tl.minimum(needed, 1e9).to(tl.int32))
-    top = tl.div_rn(best, temperature)
-    shift = tl.log(total) + top
-    again = tl.where(top_k < vocab, tl.log(kept) + (top - shift), 0.0)
-    floor = top - shift - again + tl.log(min_p.to(tl.float64)).to(tl.float32)
+def _draw(scores_ptr, vocab, best, temperature, top_k, top_p, min_p, low, high, place, BLOCK: tl.constexpr):
+    """From what top-k, then top-p, then min-p keep; without any of them, from the whole vocabulary."""
+    cut_low = tl.full((), LOWEST_KEY, tl.int64)
+    cut_high = cut_low
+    allowed = vocab
+    shift = temperature * 0.0
+    again = shift
+    floor = shift + float("-inf")
+    if (top_k < vocab) | (top_p < 1.0) | (min_p > 0.0):
+        factor = 1.4426950408889634 / temperature
+        top = tl.div_rn(best, temperature)
+        shift = tl.log(_weight_of_all(scores_ptr, vocab, best, factor, BLOCK)) + top
+        cut_low, cut_high, allowed, kept = cut(scores_ptr, vocab, best, factor, top_k, top_p, BLOCK)
+        again = tl.where(top_k < vocab, tl.log(kept) + (top - shift), 0.0)
+        floor = top - shift - again + tl.log(min_p.to(tl.float64)).to(tl.float32)
     noisiest = float("-inf")
     token = 0
-    ties = whole * 0
+    ties = allowed * 0
     for start in range(0, vocab, BLOCK):
         at = start + tl.arange(0, BLOCK)
         score = tl.load(scores_ptr + at, at < vocab, float("-inf"))
@@ -237,7 +200,9 @@ def _draw_filtered(scores_ptr, vocab, best, temperature, top_k, top_p, min_p, lo
 
 
 @triton.jit
-def _each(low, high, weight, best, factor):
-    """The weight of each of the equal scores of a cut: of the key ``low``, or of the one score within, ``weight``."""
-    exact = tl.exp2((score_of_key(low.to(tl.int32)) - best) * factor)
-    return tl.where(high - low == 1, exact, tl.where(high == low, 0.0, weight))
+def _weight_of_all(scores_ptr, vocab, best, factor, BLOCK: tl.constexpr):
+    weight = tl.zeros((BLOCK,), tl.float32)
+    for start in range(0, vocab, BLOCK):
+        at = start + tl.arange(0, BLOCK)
+        weight += tl.exp2((tl.load(scores_ptr + at, at < vocab, float("-inf")) - best) * factor)
+    return tl.sum(weight, 0)

@@ -88,7 +88,7 @@ def philox(counter, place, low, high):
     c3 = tl.zeros_like(counter)
     k0 = c2 + low
     k1 = c2 + high
-    for _ in tl.static_range(10):
+    for _ in range(10):
         high_0, low_0 = tl.umulhi(c0, 0xD2511F53), c0 * 0xD2511F53
         high_1, low_1 = tl.umulhi(c2, 0xCD9E8D57), c2 * 0xCD9E8D57
         c0, c1, c2, c3 = high_1 ^ c1 ^ k0, low_1, high_0 ^ c3 ^ k1, low_0
