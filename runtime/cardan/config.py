@@ -119,6 +119,8 @@ class SchedulerConfig:
         disable_overlap_schedule: read each step before the next is launched.
         allow_auto_truncate: cut prompts that are too long instead of refusing them.
         random_seed: seed for requests that bring none, and for the ``random`` policy.
+        enable_return_hidden_states: requests may ask for hidden states (``return_hidden_states``), of which a prompt's
+            alone can take gigabytes on their way to the client.
     """
 
     schedule_policy: str = "fcfs"
@@ -134,6 +136,7 @@ class SchedulerConfig:
     disable_overlap_schedule: bool = False
     allow_auto_truncate: bool = False
     random_seed: int | None = None
+    enable_return_hidden_states: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

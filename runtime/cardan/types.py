@@ -402,7 +402,9 @@ class Batch:
         logits_at: int32 ``[n]``, indices into the tokens whose logits are sampled from.
         sampling: state of the ``n`` rows that sample, or None when no row does.
         prompt_logprobs: prompt positions whose logprobs are wanted, or None.
-        pooled: stretches whose hidden states are wanted, or None.
+        pooled: stretches whose hidden states are wanted summed, or None.
+        hidden_at: int32 ``[h]``, tokens whose hidden states are wanted each, or None.
+        embeds: tokens that are vectors instead of ids, int32 ``[m]``, and float32 ``[m, hidden]``; none when decoding.
     """
 
     mode: ForwardMode
@@ -417,6 +419,8 @@ class Batch:
     sampling: SamplingBatch | None = None
     prompt_logprobs: PromptLogprobs | None = None
     pooled: PooledSpans | None = None
+    hidden_at: Int32Array | None = None
+    embeds: tuple[Int32Array, Float32Array] | None = None
 
     @property
     def num_rows(self) -> int:
@@ -454,6 +458,7 @@ class StepResult:
         logprobs: per sampled row, or None where not asked for.
         prompt_logprobs: per requested prompt position, in the order asked for.
         pooled: float64 ``[m, hidden]``, sums of the batch's ``pooled``; None where the device gives no hidden states.
+        hidden: float32 ``[h, hidden]``, hidden states after the final norm of the batch's ``hidden_at``, or None.
     """
 
     tokens: Int32Array
@@ -461,6 +466,7 @@ class StepResult:
     logprobs: tuple[TokenLogprobs | None, ...] = ()
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
     pooled: Float64Array | None = None
+    hidden: Float32Array | None = None
 
 
 # --- weights ------------------------------------------------------------------------------------

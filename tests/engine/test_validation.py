@@ -92,8 +92,8 @@ def test_logprob_fields_out_of_range(logprobs, param):
 @pytest.mark.parametrize(
     ("request_", "message"),
     [
-        (GenerateRequest(), "either text or input_ids, got neither"),
-        (GenerateRequest(text="", input_ids=()), "got both"),
+        (GenerateRequest(), "one of text, input_ids and input_embeds, got none of them"),
+        (GenerateRequest(text="", input_ids=()), "got text and input_ids"),
         (GenerateRequest(text="x", rid=""), "rid must have between 1 and 256 characters, got 0"),
         (GenerateRequest(text="x", rid="a" * 257), "got 257"),
         (GenerateRequest(text="x", priority=2**31), "priority must be a 32-bit whole number"),

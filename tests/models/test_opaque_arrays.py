@@ -53,6 +53,7 @@ class HandleForward:
     def __init__(self, forward: DenseForward) -> None:
         self._forward = forward
         self.input_ids, self.positions = Handle(forward.input_ids), Handle(forward.positions)
+        self.given_embeds = None
 
     def rope(self, x: Any, rope_id: int) -> Any:
         return Handle(self._forward.rope(opened(x), rope_id))

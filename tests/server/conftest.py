@@ -35,7 +35,7 @@ def _platform_config(platform: str, folder: Path) -> EngineConfig:
         model=ModelConfig(model=model, served_model_name="tiny", random_weights=None if platform == "null" else 1),
         platform=PlatformConfig(platform=platform, options=options),
         cache=CacheConfig(max_total_tokens=8192),
-        scheduler=SchedulerConfig(random_seed=1),
+        scheduler=SchedulerConfig(random_seed=1, enable_return_hidden_states=True),
         server=ServerConfig(port=0, max_body_bytes=MAX_BODY_BYTES, log_level="error"),
     )
 

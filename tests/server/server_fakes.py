@@ -9,11 +9,12 @@ import threading
 import time
 import zlib
 from collections import Counter
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import httpx
 import msgspec
+import numpy as np
 import re2
 import uvicorn
 
@@ -113,6 +114,7 @@ class FakeEngine:
             max_total_tokens=4 * context_length,
             plan={"platform": "fake"},
             version="0",
+            hidden_size=3,
         )
 
     async def close(self) -> None:
@@ -189,9 +191,17 @@ class FakeEngine:
             del self.open[rid]
 
     def _admit(self, request: GenerateRequest) -> tuple[int, ...]:
-        limits = RequestLimits(vocab_size=VOCAB_SIZE, platform="fake", grammar_backend="llguidance")
+        limits = RequestLimits(
+            vocab_size=VOCAB_SIZE,
+            platform="fake",
+            grammar_backend="llguidance",
+            hidden_size=self.info.hidden_size,
+            gives_hidden_states=True,
+        )
         check_request(request, limits)
         prompt = request.input_ids
+        if request.input_embeds is not None:
+            prompt = tuple(97 + zlib.crc32(vector.tobytes()) % 26 for vector in request.input_embeds)
         if prompt is None:
             prompt = tuple(self.tokenizer.encode(request.text or ""))
         check_prompt(request, prompt, limits)
@@ -263,6 +273,7 @@ def _plan_choice(
     if "[nan]" in tokenizer.decode(prompt):
         tokens, reason = tokens[:2], FinishReason(FinishKind.ERROR, message="The logits hold NaN.")
     pieces = _pieces(tokenizer, tokens, text)
+    with_states = request.hidden_states
     outputs = [
         GenerateOutput(
             rid="",
@@ -272,10 +283,13 @@ def _plan_choice(
             logprobs=(_logprobs(request, token),) if request.logprobs.output else (),
             prompt_tokens=len(prompt),
             completion_tokens=step + 1,
+            hidden_states=_states([tokens[step - 1]]) if with_states and step else (),
         )
         for step, (token, piece) in enumerate(zip(tokens, pieces, strict=True))
     ]
     outputs[-1] = msgspec.structs.replace(outputs[-1], finish_reason=reason)
+    if with_states:
+        outputs[0] = msgspec.structs.replace(outputs[0], hidden_states=_states(prompt))
     start = request.logprobs.prompt_start
     if start is not None:
         known = [None if at == 0 else _logprobs(request, token) for at, token in enumerate(prompt)]
@@ -283,6 +297,10 @@ def _plan_choice(
             outputs[0], prompt_logprobs=tuple(known[start:]), prompt_token_ids=prompt[start:]
         )
     return outputs
+
+
+def _states(tokens: Sequence[int]) -> tuple[bytes, ...]:
+    return tuple(np.array([token, 0, 1], np.float32).tobytes() for token in tokens)
 
 
 def say(text: str) -> str:

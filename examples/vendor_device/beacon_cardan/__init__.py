@@ -28,6 +28,8 @@ FEATURES = {
     Feature.LOGPROBS: _lacking("logits never leave the chip", "Drop the logprobs."),
     Feature.PROMPT_LOGPROBS: _lacking("logits never leave the chip", "Drop the logprobs."),
     Feature.GRAMMAR_MASK: _lacking(GREEDY, "Run without a grammar."),
+    Feature.HIDDEN_STATES: _lacking("hidden states never leave the chip", "Drop return_hidden_states."),
+    Feature.INPUT_EMBEDS: _lacking("the program begins at token ids", "Send text or input_ids."),
     Feature.GRAPH: _lacking("programs are compiled when a model is loaded", "Drop the flag"),
     Feature.OVERLAP: _lacking("the B1 answers at once", "The plain loop runs instead"),
     Feature.TENSOR_PARALLEL: _lacking("there is one B1 in a machine", "Pass --tp-size 1"),

@@ -17,7 +17,16 @@ def _lacking(reason: str, alternative: str) -> Capability:
     return Capability(Support.UNSUPPORTED, reason, Evidence.SIMULATOR, alternative)
 
 
-BY_OPS = ("sampling", "penalties", "logit_bias", "logprobs", "prompt_logprobs", "grammar_mask")
+BY_OPS = (
+    "sampling",
+    "penalties",
+    "logit_bias",
+    "logprobs",
+    "prompt_logprobs",
+    "grammar_mask",
+    "hidden_states",
+    "input_embeds",
+)
 FEATURES = {
     "dtype:float32": _native("the only type that the A1 computes in"),
     "kv_dtype:float32": _native("one array for keys and one for values per layer"),

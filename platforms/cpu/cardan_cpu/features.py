@@ -112,6 +112,8 @@ def _of_every_kind() -> dict[str, Capability]:
         Feature.LOGPROBS: _native("of the model's own logits"),
         Feature.PROMPT_LOGPROBS: _native("of the model's own logits, in blocks"),
         Feature.GRAMMAR_MASK: _native("packed masks"),
+        Feature.HIDDEN_STATES: _native("by the neutral runner, after the final norm"),
+        Feature.INPUT_EMBEDS: _native("by the neutral runner, in the places of embedded tokens"),
         Feature.MIXED_BATCH: _native("decode rows and new prompts attend in one step"),
         Feature.GRAPH: Capability(Support.UNSUPPORTED, "steps run eagerly on this platform"),
         Feature.OVERLAP: Capability(

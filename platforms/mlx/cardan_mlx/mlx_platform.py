@@ -174,6 +174,8 @@ def _features(*, metal: bool) -> dict[str, Capability]:
         Feature.LOGPROBS: native("of the model's own logits"),
         Feature.PROMPT_LOGPROBS: native("of the model's own logits, in blocks"),
         Feature.GRAMMAR_MASK: native("packed masks"),
+        Feature.HIDDEN_STATES: native("by the neutral runner, after the final norm"),
+        Feature.INPUT_EMBEDS: native("by the neutral runner, in the places of embedded tokens"),
         Feature.MIXED_BATCH: native("decode rows and new prompts attend in one step"),
         Feature.OVERLAP: native("the next decode step is chained on the tokens of the one in flight"),
         Feature.GRAPH: _graph(metal=metal),

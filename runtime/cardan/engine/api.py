@@ -12,16 +12,20 @@ from typing import Any, Protocol
 import msgspec
 
 from cardan.text.tokenizer import Tokenizer
-from cardan.types import FinishReason, LogprobParams, Pooling, SamplingParams, TokenLogprobs
+from cardan.types import FinishReason, Float32Array, LogprobParams, Pooling, SamplingParams, TokenLogprobs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerateRequest:
-    """One prompt. Exactly one of ``text`` and ``input_ids`` is given.
+    """One prompt. Exactly one of ``text``, ``input_ids`` and ``input_embeds`` is given.
 
     Attributes:
         text: the prompt as text.
         input_ids: the prompt as token ids.
+        input_embeds: the prompt as vectors, float32 ``[tokens, hidden]``: what the embedding layer would give. No other
+            request shares its KV.
+        hidden_states: asks for the hidden states, after the final norm, of the prompt and of all output tokens but the
+            last.
         sampling: how tokens are chosen; ``n`` choices are generated.
         logprobs: which logprobs are wanted.
         rid: the caller's id, or None for a fresh one. It must be unique among open requests.
@@ -43,6 +47,8 @@ class GenerateRequest:
     cache_salt: str | None = None
     routing_key: str | None = None
     pooling: Pooling | None = None
+    input_embeds: Float32Array | None = field(default=None, compare=False)
+    hidden_states: bool = False
     add_special_tokens: bool = True
     forced_output_ids: tuple[int, ...] = ()
 
@@ -76,6 +82,8 @@ class GenerateOutput(msgspec.Struct, frozen=True, kw_only=True, gc=False):
             ``prompt_start`` on; position 0 has none.
         prompt_token_ids: the ids that ``prompt_logprobs`` belong to.
         embedding: with the end, when asked for: the hidden state that stands for the prompt, not normalized.
+        hidden_states: when asked for, those of tokens computed since the last output, each as the bytes of its float32
+            values: first those of the prompt, then one with each output token but the first.
         finish_reason: None while it goes on.
         prompt_tokens: length of the prompt.
         completion_tokens: output tokens so far.
@@ -94,6 +102,7 @@ class GenerateOutput(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     prompt_logprobs: tuple[TokenLogprobs | None, ...] = ()
     prompt_token_ids: tuple[int, ...] = ()
     embedding: tuple[float, ...] = ()
+    hidden_states: tuple[bytes, ...] = ()
     finish_reason: FinishReason | None = None
     prompt_tokens: int = 0
     completion_tokens: int = 0
@@ -121,6 +130,7 @@ class EngineInfo:
         sampling_defaults: fields of ``SamplingParams`` and the model's values for requests that do not state them.
             Whoever builds ``SamplingParams`` from a request applies them; the engine takes those as they are.
         grammar_backend: what compiles grammars, or ``none``.
+        hidden_size: width of the model's vectors.
     """
 
     model_name: str
@@ -134,6 +144,7 @@ class EngineInfo:
     started_s: Mapping[str, float] = field(default_factory=dict)
     sampling_defaults: Mapping[str, float] = field(default_factory=dict)
     grammar_backend: str = "none"
+    hidden_size: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 from cardan.engine.api import EngineStats
 from cardan.engine.grammars import make_grammars
+from cardan.engine.input_embeds import read_vectors
 from cardan.engine.loops import LoopState, overlapped_turn, plain_turn
 from cardan.engine.messages import Generate
 from cardan.engine.preparation import Prepared
@@ -72,6 +73,8 @@ class EngineCore:
             arrival_s=message.arrival_s,
             truncated_from=message.truncated_from,
             pooling=message.pooling,
+            hidden_states=message.hidden_states,
+            embeds=read_vectors(message.embeds, len(message.prompt_ids)),
             forced_output_ids=message.forced_output_ids,
             eos_ids=eos_ids,
             needs_grammar=message.sampling.grammar is not None,

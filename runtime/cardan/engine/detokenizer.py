@@ -45,6 +45,7 @@ def _merge(earlier: Details, later: Details) -> Details:
         later,
         logprobs=(*earlier.logprobs, *later.logprobs),
         prompt_logprobs=(*earlier.prompt_logprobs, *later.prompt_logprobs),
+        hidden_states=(*earlier.hidden_states, *later.hidden_states),
     )
 
 

@@ -140,6 +140,8 @@ class Frontend:
             platform=ready.platform,
             lacking=ready.lacking,
             grammar_backend=ready.grammar_backend,
+            hidden_size=ready.hidden_size,
+            gives_hidden_states=self._config.scheduler.enable_return_hidden_states,
         )
         self._info = EngineInfo(
             model_name=self._config.model.served_model_name or ready.model_name,
@@ -151,6 +153,7 @@ class Frontend:
             plan=ready.plan,
             sampling_defaults=ready.sampling_defaults,
             grammar_backend=ready.grammar_backend,
+            hidden_size=ready.hidden_size,
             version=__version__,
             started_s={**ready.started_s, "total": time.monotonic() - started_s},
         )
@@ -242,7 +245,9 @@ class Frontend:
         check_request(request, self._limits)
         self._requests.check_rid(request.rid)
         prompt_ids: Sequence[int] | None = request.input_ids
-        if prompt_ids is None:
+        if request.input_embeds is not None:
+            prompt_ids = (0,) * request.input_embeds.shape[0]
+        elif prompt_ids is None:
             prompt_ids = await self._tokenize(request.text or "", request.add_special_tokens)
             self._check_taking()
         kept_ids = self._fit(prompt_ids)

@@ -77,6 +77,8 @@ class Generate(msgspec.Struct, tag="generate", array_like=True, frozen=True):
         arrival_s: on the machine's monotonic clock, which all processes share.
         truncated_from: length of the prompt before it was cut, or None.
         pooling: which hidden states stand for the prompt, or None.
+        hidden_states: whether the hidden states of all tokens are wanted.
+        embeds: the prompt as vectors, float32 bytes; ``prompt_ids`` then only say how many.
         forced_output_ids: the first output tokens, whatever the model says.
     """
 
@@ -90,6 +92,8 @@ class Generate(msgspec.Struct, tag="generate", array_like=True, frozen=True):
     arrival_s: float
     truncated_from: int | None = None
     pooling: Pooling | None = None
+    hidden_states: bool = False
+    embeds: bytes | None = None
     forced_output_ids: tuple[int, ...] = ()
 
 
@@ -141,6 +145,7 @@ class Details(msgspec.Struct, array_like=True, frozen=True):
     logprobs: tuple[TokenLogprobs | None, ...] = ()
     prompt_logprobs: tuple[TokenLogprobs | None, ...] = ()
     embedding: tuple[float, ...] = ()
+    hidden_states: tuple[bytes, ...] = ()
 
 
 class TokenNews(msgspec.Struct, array_like=True, frozen=True):
@@ -218,6 +223,7 @@ class SchedulerReady(msgspec.Struct, tag="scheduler_ready", array_like=True, fro
         sampling_defaults: the model's, for what requests do not state.
         lacking: features that requests may ask for and the platform lacks.
         grammar_backend: what compiles grammars, or ``none``.
+        hidden_size: width of the model's vectors.
     """
 
     model_name: str
@@ -232,6 +238,7 @@ class SchedulerReady(msgspec.Struct, tag="scheduler_ready", array_like=True, fro
     sampling_defaults: dict[str, float]
     lacking: dict[str, FeatureAnswer]
     grammar_backend: str = "none"
+    hidden_size: int = 0
 
 
 class DetokenizerReady(msgspec.Struct, tag="detokenizer_ready", array_like=True, frozen=True):

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from cardan.engine.api import GenerateOutput, RequestTimes
 from cardan.engine.validation import check_lengths
@@ -163,6 +164,7 @@ class NativeOutput:
         self._logprobs: list[TokenLogprobs | None] = []
         self._prompt_ids: tuple[int, ...] = ()
         self._prompt_logprobs: tuple[TokenLogprobs | None, ...] = ()
+        self._hidden_states: list[bytes] = []
         self._last: GenerateOutput | None = None
 
     def add(self, output: GenerateOutput) -> None:
@@ -170,6 +172,7 @@ class NativeOutput:
         self._text.append(output.text)
         self._token_ids.extend(output.token_ids)
         self._logprobs.extend(output.logprobs)
+        self._hidden_states.extend(output.hidden_states)
         if output.prompt_logprobs:
             self._prompt_ids = output.prompt_token_ids
             self._prompt_logprobs = output.prompt_logprobs
@@ -204,6 +207,8 @@ class NativeOutput:
             info["max_new_tokens_clamped"] = last.max_new_tokens_clamped
         if last.truncated_from is not None:
             info["prompt_truncated_from"] = last.truncated_from
+        if self._hidden_states and self.finished:
+            info["hidden_states"] = hidden_state_lists(self._hidden_states, last.prompt_tokens)
         if self._wanted.output:
             info |= self._logprob_lists("output", self._token_ids, self._logprobs)
             info |= self._logprob_lists("input", list(self._prompt_ids), list(self._prompt_logprobs))
@@ -225,6 +230,17 @@ class NativeOutput:
 
     def _entries(self, found: tuple[tuple[int, float], ...]) -> list[list[Any]]:
         return [self._entry(logprob, token) for token, logprob in found]
+
+
+def hidden_state_lists(states: Sequence[bytes], prompt_tokens: int) -> list[Any]:
+    """Hidden states as the field gives them: a list of the prompt's vectors, then the vector of each output token.
+
+    Args:
+        states: float32 values of each token, as bytes.
+        prompt_tokens: how many of them belong to the prompt.
+    """
+    vectors = [np.frombuffer(state, dtype=np.float32).tolist() for state in states]
+    return [vectors[:prompt_tokens], *vectors[prompt_tokens:]]
 
 
 def native_output(

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, TypedDict
 
 from cardan.engine.api import GenerateRequest
+from cardan.engine.input_embeds import are_many_embeds, read_embeds
 from cardan.engine.native import logprob_params, sampling_from_dict
 from cardan.engine.validation import check_choices
 from cardan.errors import RequestError
@@ -21,6 +22,8 @@ class NativeOptions(TypedDict, total=False):
     """What a native call takes beside prompt and sampling parameters; each may be a list, one entry per prompt."""
 
     input_ids: Sequence[int] | Sequence[Sequence[int]] | None
+    input_embeds: Any
+    return_hidden_states: bool | Sequence[bool] | None
     return_logprob: bool | Sequence[bool] | None
     logprob_start_len: int | Sequence[int] | None
     top_logprobs_num: int | Sequence[int] | None
@@ -61,7 +64,7 @@ def native_call(
     """Take a native call apart.
 
     Args:
-        prompt: a text or a list of texts; None when ``input_ids`` are given.
+        prompt: a text or a list of texts; None when ``input_ids`` or ``input_embeds`` are given.
         sampling_params: for all prompts, or a list with one entry per prompt.
         options: see ``NativeOptions``; None and missing keys take the default.
         sampling_defaults: the model's; a ``SamplingParams`` is complete and takes none of them.
@@ -71,21 +74,21 @@ def native_call(
     """
     given = _known(options)
     text_in_logprobs = given.pop("return_text_in_logprobs", False)
-    prompts, ids, batched = _prompts(prompt, given.pop("input_ids", None))
-    count = len(prompts or ids or ())
+    prompts, batched = _prompts(prompt, given.pop("input_ids", None), given.pop("input_embeds", None))
+    count = len(prompts)
     columns = {name: _spread(name, value, count, batched) for name, value in given.items()}
     sampling = _spread("sampling_params", sampling_params, count, batched)
     requests = []
     for index in range(count):
         row = {name: values[index] for name, values in columns.items()}
+        row["hidden_states"] = row.pop("return_hidden_states", False)
         logprob_fields = {name: row.pop(name) for name in tuple(row) if "logprob" in name}
         chosen = sampling[index]
         params = chosen if isinstance(chosen, SamplingParams) else sampling_from_dict(chosen, sampling_defaults)
         check_choices(params)
         requests.append(
             GenerateRequest(
-                text=None if prompts is None else prompts[index],
-                input_ids=None if ids is None else ids[index],
+                **prompts[index],
                 sampling=params,
                 logprobs=logprob_params(**logprob_fields),
                 **row,
@@ -96,6 +99,7 @@ def native_call(
 
 _KINDS: dict[str, type | tuple[type, ...]] = {
     "return_logprob": bool,
+    "return_hidden_states": bool,
     "logprob_start_len": int,
     "top_logprobs_num": int,
     "token_ids_logprob": (list, tuple),
@@ -116,21 +120,33 @@ def _known(options: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in options.items() if value is not None}
 
 
-def _prompts(prompt: Any, input_ids: Any) -> tuple[list[str] | None, list[tuple[int, ...]] | None, bool]:
-    if (prompt is None) == (input_ids is None):
-        given = "neither" if prompt is None else "both"
-        raise RequestError(f"Pass either prompt or input_ids, got {given}.", param="text")
+def _prompts(prompt: Any, input_ids: Any, input_embeds: Any) -> tuple[list[dict[str, Any]], bool]:
+    """Each prompt as fields of a ``GenerateRequest``, and whether they were given as a list."""
+    given = {"prompt": prompt, "input_ids": input_ids, "input_embeds": input_embeds}
+    names = [name for name, value in given.items() if value is not None]
+    if len(names) != 1:
+        shown = " and ".join(names) or "none of them"
+        raise RequestError(f"Pass one of prompt, input_ids and input_embeds, got {shown}.", param="text")
+    if input_embeds is not None:
+        return _embed_prompts(input_embeds)
     if prompt is not None:
         if isinstance(prompt, str):
-            return [prompt], None, False
+            return [{"text": prompt}], False
         if isinstance(prompt, Sequence) and prompt and all(isinstance(text, str) for text in prompt):
-            return list(prompt), None, True
+            return [{"text": text} for text in prompt], True
         raise RequestError("The prompt must be a text or a list of at least one text.", param="text")
     if not isinstance(input_ids, Sequence) or isinstance(input_ids, str) or not input_ids:
         raise RequestError("input_ids must be a list of token ids, or a list of such lists.", param="input_ids")
     if all(isinstance(ids, Sequence) and not isinstance(ids, str) for ids in input_ids):
-        return None, [tuple(ids) for ids in input_ids], True
-    return None, [tuple(input_ids)], False
+        return [{"input_ids": tuple(ids)} for ids in input_ids], True
+    return [{"input_ids": tuple(input_ids)}], False
+
+
+def _embed_prompts(value: Any) -> tuple[list[dict[str, Any]], bool]:
+    """Prompts of vectors: one list of vectors, or a list of such lists."""
+    if are_many_embeds(value):
+        return [{"input_embeds": read_embeds(prompt)} for prompt in value], True
+    return [{"input_embeds": read_embeds(value)}], False
 
 
 def _spread(name: str, value: Any, count: int, batched: bool) -> Sequence[Any]:

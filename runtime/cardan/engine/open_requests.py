@@ -31,13 +31,14 @@ class _Choice:
 class _Gathered:
     """Several news of one choice that its consumer has not taken, as one output."""
 
-    __slots__ = ("_first", "_latest", "_logprobs", "_texts", "_token_ids")
+    __slots__ = ("_first", "_hidden_states", "_latest", "_logprobs", "_texts", "_token_ids")
 
     def __init__(self, first: GenerateOutput) -> None:
         self._first = self._latest = first
         self._texts = [first.text]
         self._token_ids = [*first.token_ids]
         self._logprobs = [*first.logprobs]
+        self._hidden_states = [*first.hidden_states]
 
     def add(self, output: GenerateOutput) -> None:
         """Append later news."""
@@ -45,6 +46,7 @@ class _Gathered:
         self._texts.append(output.text)
         self._token_ids.extend(output.token_ids)
         self._logprobs.extend(output.logprobs)
+        self._hidden_states.extend(output.hidden_states)
 
     def output(self) -> GenerateOutput:
         """All of it: what was added in order, the latest totals."""
@@ -54,6 +56,7 @@ class _Gathered:
             text="".join(self._texts),
             token_ids=tuple(self._token_ids),
             logprobs=tuple(self._logprobs),
+            hidden_states=tuple(self._hidden_states),
             prompt_logprobs=first.prompt_logprobs or latest.prompt_logprobs,
             prompt_token_ids=first.prompt_token_ids or latest.prompt_token_ids,
         )
@@ -144,6 +147,7 @@ class OpenRequest:
             logprobs=fresh.logprobs,
             prompt_logprobs=fresh.prompt_logprobs,
             embedding=fresh.embedding,
+            hidden_states=fresh.hidden_states,
             prompt_token_ids=self.prompt_ids[self.prompt_start : totals.prompt_tokens] if has_prompt else (),
             finish_reason=fresh.finish,
             prompt_tokens=totals.prompt_tokens or len(self.prompt_ids),
@@ -210,6 +214,8 @@ class OpenRequests:
         rid = request.rid or f"req-{next(self._numbers)}"
         while request.rid is None and rid in self._by_rid:
             rid = f"req-{next(self._numbers)}"
+        vectors = request.input_embeds
+        embeds = None if vectors is None else vectors[: len(prompt_ids)].tobytes()
         opened = OpenRequest(rid, prompt_ids, request.logprobs.prompt_start, arrival_s)
         messages = []
         for index in range(request.sampling.n):
@@ -229,6 +235,8 @@ class OpenRequests:
                     arrival_s=arrival_s,
                     truncated_from=truncated_from,
                     pooling=request.pooling,
+                    hidden_states=request.hidden_states,
+                    embeds=embeds,
                     forced_output_ids=request.forced_output_ids,
                 )
             )

@@ -121,8 +121,9 @@ def _ready(prepared: Prepared) -> SchedulerReady:
         plan=plan_to_json(plan),
         started_s=prepared.started_s,
         sampling_defaults=plan.value("sampling_defaults") or {},
-        lacking=lacking_features(platform.capabilities(plan.device)),
+        lacking=lacking_features(platform.capabilities(plan.device), plan.model),
         grammar_backend=str(plan.value("grammar_backend")),
+        hidden_size=plan.model.hidden_size,
     )
 
 
@@ -200,5 +201,6 @@ def _token_news(output: RequestOutput) -> TokenNews:
         logprobs=output.logprobs,
         prompt_logprobs=output.prompt_logprobs,
         embedding=output.embedding,
+        hidden_states=output.hidden,
     )
     return TokenNews(output.rid, list(output.new_token_ids), details)

@@ -10,10 +10,11 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 from cardan.engine.api import GenerateRequest
+from cardan.engine.input_embeds import check_embeds
 from cardan.engine.messages import FeatureAnswer
 from cardan.errors import RequestError
 from cardan.grammar import NO_BACKEND, check_grammar
-from cardan.platform import Capabilities, Feature
+from cardan.platform import Capabilities, Feature, ModelFacts
 from cardan.text.stop_scanner import MAX_STOP_CHARS, MAX_STOPS, validate_stop_regex
 from cardan.types import LogprobParams, SamplingParams
 
@@ -37,6 +38,8 @@ REQUEST_FEATURES = (
     Feature.LOGPROBS,
     Feature.PROMPT_LOGPROBS,
     Feature.GRAMMAR_MASK,
+    Feature.HIDDEN_STATES,
+    Feature.INPUT_EMBEDS,
 )
 """Capabilities that depend on what a request asks for."""
 
@@ -54,21 +57,29 @@ class RequestLimits:
         platform: its name, for messages.
         lacking: features of ``REQUEST_FEATURES`` that the platform lacks.
         grammar_backend: what compiles grammars, or ``none``.
+        hidden_size: width of the model's vectors.
+        gives_hidden_states: whether requests may ask for hidden states.
     """
 
     vocab_size: int
     platform: str
     lacking: Mapping[str, FeatureAnswer] = field(default_factory=dict)
     grammar_backend: str = NO_BACKEND
+    hidden_size: int = 0
+    gives_hidden_states: bool = False
 
 
-def lacking_features(capabilities: Capabilities) -> dict[str, FeatureAnswer]:
-    """Features that requests may ask for and a platform lacks, with its reasons."""
-    return {
+def lacking_features(capabilities: Capabilities, model: ModelFacts | None = None) -> dict[str, FeatureAnswer]:
+    """Features that requests may ask for and a platform, or the model where it is known, lacks, with the reasons."""
+    lacking = {
         str(feature): FeatureAnswer(capabilities.get(feature).reason, capabilities.get(feature).alternative)
         for feature in REQUEST_FEATURES
         if not capabilities.supports(feature)
     }
+    if model is not None and not model.takes_embeds:
+        reason = f"models of the family {model.family!r} read token ids only"
+        lacking.setdefault(str(Feature.INPUT_EMBEDS), FeatureAnswer(reason, "Send text or input_ids."))
+    return lacking
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,9 +124,7 @@ def check_request(request: GenerateRequest, limits: RequestLimits) -> None:
     Raises:
         RequestError: with ``param`` set, what is wrong and what is expected.
     """
-    if (request.text is None) == (request.input_ids is None):
-        given = "neither" if request.text is None else "both"
-        raise RequestError(f"A request needs either text or input_ids, got {given}.", param="text")
+    _check_one_prompt(request, limits)
     if request.rid is not None and not 0 < len(request.rid) <= MAX_RID_CHARACTERS:
         raise RequestError(
             f"rid must have between 1 and {MAX_RID_CHARACTERS} characters, got {len(request.rid)}.", param="rid"
@@ -144,6 +153,29 @@ def check_request(request: GenerateRequest, limits: RequestLimits) -> None:
         _check_ids("starts_after", grammar.starts_after, limits.vocab_size)
 
 
+def _check_one_prompt(request: GenerateRequest, limits: RequestLimits) -> None:
+    prompts = {"text": request.text, "input_ids": request.input_ids, "input_embeds": request.input_embeds}
+    given = [name for name, value in prompts.items() if value is not None]
+    if len(given) != 1:
+        shown = " and ".join(given) or "none of them"
+        raise RequestError(f"A request needs one of text, input_ids and input_embeds, got {shown}.", param="text")
+    if request.hidden_states and not limits.gives_hidden_states:
+        raise RequestError(
+            "return_hidden_states is off, since hidden states are large: a prompt's take as many numbers as its tokens "
+            "times the model's width. Start the server with --enable-return-hidden-states.",
+            param="return_hidden_states",
+            code="feature_not_enabled",
+        )
+    if request.input_embeds is None:
+        return
+    check_embeds(request.input_embeds, limits.hidden_size)
+    if request.logprobs.prompt_start is not None:
+        raise RequestError(
+            "Logprobs of a prompt need its token ids, and input_embeds has none. Drop logprob_start_len.",
+            param="logprob_start_len",
+        )
+
+
 def check_prompt(request: GenerateRequest, prompt_ids: tuple[int, ...], limits: RequestLimits) -> None:
     """Check the token ids of a prompt.
 
@@ -151,6 +183,8 @@ def check_prompt(request: GenerateRequest, prompt_ids: tuple[int, ...], limits: 
         RequestError: the prompt is empty, has ids out of range, or is shorter than the logprobs ask.
     """
     param = "text" if request.input_ids is None else "input_ids"
+    if request.input_embeds is not None:
+        return
     if not prompt_ids:
         raise RequestError("The prompt has no tokens. Send at least one.", param=param)
     _check_ids(param, prompt_ids, limits.vocab_size)
@@ -305,31 +339,28 @@ def _check_logprobs(wanted: LogprobParams, vocab_size: int) -> None:
 
 
 def _asked_features(request: GenerateRequest) -> dict[Feature, str]:
-    """Features that a request needs, each with the field that asks for it."""
+    """Features that a request needs, each with the first field that asks for it."""
     params = request.sampling
-    penalties = {
-        "frequency_penalty": params.frequency_penalty != 0,
-        "presence_penalty": params.presence_penalty != 0,
-        "repetition_penalty": params.repetition_penalty != 1,
-    }
+    grammar = "grammar" if params.grammar is None else str(params.grammar.kind)
+    uses: tuple[tuple[Feature, str, object], ...] = (
+        (Feature.SAMPLING, "temperature", params.temperature > 0 and params.top_k != 1),
+        (Feature.PENALTIES, "frequency_penalty", params.frequency_penalty),
+        (Feature.PENALTIES, "presence_penalty", params.presence_penalty),
+        (Feature.PENALTIES, "repetition_penalty", params.repetition_penalty != 1),
+        (Feature.LOGIT_BIAS, "logit_bias", params.logit_bias),
+        (Feature.LOGIT_BIAS, "forced_output_ids", request.forced_output_ids),
+        (Feature.LOGIT_BIAS, "min_new_tokens", params.min_new_tokens),
+        (Feature.GRAMMAR_MASK, grammar, params.grammar is not None),
+        (Feature.LOGPROBS, "return_logprob", request.logprobs.output),
+        (Feature.PROMPT_LOGPROBS, "logprob_start_len", request.logprobs.prompt_start is not None),
+        (Feature.HIDDEN_STATES, "return_hidden_states", request.hidden_states),
+        (Feature.HIDDEN_STATES, "an embedding", request.pooling is not None),
+        (Feature.INPUT_EMBEDS, "input_embeds", request.input_embeds is not None),
+    )
     asked: dict[Feature, str] = {}
-    if params.temperature > 0 and params.top_k != 1:
-        asked[Feature.SAMPLING] = "temperature"
-    for name, given in penalties.items():
-        if given:
-            asked[Feature.PENALTIES] = name
-    if params.logit_bias:
-        asked[Feature.LOGIT_BIAS] = "logit_bias"
-    if request.forced_output_ids:
-        asked.setdefault(Feature.LOGIT_BIAS, "forced_output_ids")
-    if params.min_new_tokens:
-        asked.setdefault(Feature.LOGIT_BIAS, "min_new_tokens")
-    if params.grammar is not None:
-        asked[Feature.GRAMMAR_MASK] = str(params.grammar.kind)
-    if request.logprobs.output:
-        asked[Feature.LOGPROBS] = "return_logprob"
-    if request.logprobs.prompt_start is not None:
-        asked[Feature.PROMPT_LOGPROBS] = "logprob_start_len"
+    for feature, field_name, used in uses:
+        if used:
+            asked.setdefault(feature, field_name)
     return asked
 
 

@@ -68,9 +68,7 @@ class DecoderModel:
 
     def hidden(self, ops: Ops, weights: Weights, forward: Forward) -> Array:
         """Run the layers and the final norm. Returns ``[tokens, hidden]``."""
-        stream = ops.all_reduce(ops.embed(forward.input_ids, weights["embed"]))
-        if self._spec.embedding_scale != 1.0:
-            stream = ops.scale(stream, self._spec.embedding_scale)
+        stream = self._embed(ops, weights, forward)
         delta = None
         for layer in self._layers:
             at = f"layers.{layer.index}."
@@ -91,6 +89,18 @@ class DecoderModel:
         if self._spec.logit_softcap is not None:
             logits = ops.tanh_softcap(logits, self._spec.logit_softcap)
         return logits
+
+    def _embed(self, ops: Ops, weights: Weights, forward: Forward) -> Array:
+        """Embedded tokens, those given as vectors put in their places, before or after the family scales them."""
+        stream = ops.all_reduce(ops.embed(forward.input_ids, weights["embed"]))
+        given, scale = forward.given_embeds, self._spec.embedding_scale
+        if given is not None and self._spec.scales_given_embeds:
+            stream = ops.scatter_rows(stream, *given)
+        if scale != 1.0:
+            stream = ops.scale(stream, scale)
+        if given is not None and not self._spec.scales_given_embeds:
+            stream = ops.scatter_rows(stream, *given)
+        return stream
 
     def _join(self, ops: Ops, weights: Weights, stream: Array, delta: Array | None, norm: str) -> tuple[Array, Array]:
         """Add what a block gave to the residual stream; returns the next block's input and the stream."""
@@ -177,6 +187,7 @@ class DecoderModel:
             weight_bytes=sum(tensor_bytes(fmt, shape) for fmt, shape in read.values()) if tensors is not None else 0,
             weight_formats=formats,
             native_dtype=_native_dtype(config, formats),
+            takes_embeds=True,
         )
 
 

@@ -21,6 +21,7 @@ def granite(config: Mapping[str, Any]) -> DecoderSpec:
         llama(config),
         family="granite",
         embedding_scale=fields.number("embedding_multiplier", 1.0),
+        scales_given_embeds=True,
         attention_scale=fields.number("attention_multiplier", 1.0),
         residual_scale=fields.number("residual_multiplier", 1.0),
         logit_scale=1.0 / fields.number("logits_scaling", 1.0),

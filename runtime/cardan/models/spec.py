@@ -156,6 +156,7 @@ class DecoderSpec:
         attention_softcap: soft cap on scores, None for none.
         logit_softcap: soft cap on logits, None for none.
         embedding_scale: factor on embedded tokens.
+        scales_given_embeds: whether the factor is on tokens that are given as vectors too.
         residual_scale: factor on what a block adds to the residual stream.
         logit_scale: factor on logits.
         tied: whether the head is the embedding; None: where the checkpoint has no head of its own.
@@ -180,6 +181,7 @@ class DecoderSpec:
     attention_softcap: float | None = None
     logit_softcap: float | None = None
     embedding_scale: float = 1.0
+    scales_given_embeds: bool = False
     residual_scale: float = 1.0
     logit_scale: float = 1.0
     tied: bool | None

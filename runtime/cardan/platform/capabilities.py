@@ -51,6 +51,8 @@ class Feature(enum.StrEnum):
     LOGPROBS = "logprobs"
     PROMPT_LOGPROBS = "prompt_logprobs"
     GRAMMAR_MASK = "grammar_mask"
+    HIDDEN_STATES = "hidden_states"
+    INPUT_EMBEDS = "input_embeds"
     TENSOR_PARALLEL = "tensor_parallel"
     MIXED_BATCH = "mixed_batch"
 

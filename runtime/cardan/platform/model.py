@@ -33,6 +33,7 @@ class ModelFacts:
         weight_bytes: bytes of all tensors as they stand in the checkpoint.
         weight_formats: tensors of each format, ``{"Q4_1": 210, "F32": 61}``.
         native_dtype: activation type that the checkpoint suggests.
+        takes_embeds: whether its forward pass puts tokens that are given as vectors into their places.
     """
 
     name: str
@@ -48,6 +49,7 @@ class ModelFacts:
     weight_bytes: int
     weight_formats: Mapping[str, int]
     native_dtype: str
+    takes_embeds: bool = False
 
 
 class ParameterKind(enum.StrEnum):
@@ -135,6 +137,10 @@ class Forward(Protocol):
     @property
     def positions(self) -> Array:
         """Positions in the sequences, int32 ``[tokens]``."""
+
+    @property
+    def given_embeds(self) -> tuple[Array, Array] | None:
+        """Which tokens are given as vectors, int32 ``[m]``, and the vectors, float32 ``[m, hidden]``; None for none."""
 
     def rope(self, x: Array, rope_id: int) -> Array:
         """Rotate ``x: [tokens, heads, head_dim]`` by this step's positions with table ``rope_id``."""

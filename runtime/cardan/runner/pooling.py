@@ -1,4 +1,4 @@
-"""Hidden states of stretches of tokens on their way to the host, where each stretch becomes one sum.
+"""Hidden states of tokens on their way to the host: each of them, or one sum for each stretch of tokens.
 
 It knows no request and no model.
 """
@@ -9,10 +9,33 @@ import numpy as np
 
 from cardan.ops import Ops
 from cardan.runner.logprobs import FetchArrays
-from cardan.types import Array, Float64Array, PooledSpans
+from cardan.types import Array, Float32Array, Float64Array, Int32Array, PooledSpans
 
 BLOCK_ROWS = 4096
 """Hidden states that are copied at once."""
+
+
+class HiddenFetch:
+    """Hidden states of chosen tokens under way."""
+
+    def __init__(self, ops: Ops, fetch: FetchArrays, hidden: Array, index: Int32Array) -> None:
+        """Queue the copies; ``hidden`` may be overwritten by the next step.
+
+        Args:
+            ops: the device's operations.
+            fetch: starts copies to the host.
+            hidden: ``[tokens, hidden]``, after the final norm.
+            index: int32 ``[n]``, which tokens.
+        """
+        self._blocks = [
+            fetch((ops.cast(ops.gather_rows(hidden, ops.from_host(index[at : at + BLOCK_ROWS])), "float32"),))
+            for at in range(0, len(index), BLOCK_ROWS)
+        ]
+
+    def wait(self) -> Float32Array:
+        """float32 ``[n, hidden]``."""
+        rows = np.concatenate([block.wait()[0] for block in self._blocks])
+        return rows.astype(np.float32, copy=False)
 
 
 class PooledFetch:
@@ -32,14 +55,11 @@ class PooledFetch:
         index = np.concatenate([np.arange(start, stop, dtype=np.int32) for start, stop in stretches])
         self._owners = np.repeat(np.arange(len(counts)), counts)
         self._num_spans = len(counts)
-        self._blocks = [
-            fetch((ops.cast(ops.gather_rows(hidden, ops.from_host(index[at : at + BLOCK_ROWS])), "float32"),))
-            for at in range(0, len(index), BLOCK_ROWS)
-        ]
+        self._states = HiddenFetch(ops, fetch, hidden, index)
 
     def wait(self) -> Float64Array:
         """One sum a stretch: float64 ``[m, hidden]``."""
-        rows = np.concatenate([block.wait()[0] for block in self._blocks])
+        rows = self._states.wait()
         sums = np.zeros((self._num_spans, rows.shape[1]), dtype=np.float64)
         np.add.at(sums, self._owners, rows)
         return sums

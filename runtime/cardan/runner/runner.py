@@ -21,11 +21,11 @@ from cardan.platform import (
     Step,
 )
 from cardan.runner.logprobs import LogprobFetch, Wanted, block_rows
-from cardan.runner.pooling import PooledFetch
+from cardan.runner.pooling import HiddenFetch, PooledFetch
 from cardan.runner.recorded_sampling import Kind, RecordedSampling
 from cardan.runner.sampler import Sampled, Sampler
 from cardan.runner.step import NeutralStep
-from cardan.types import Array, Batch, ForwardMode, Int32Array, LayerKV, PromptLogprobs, SamplingBatch
+from cardan.types import Array, Batch, Float32Array, ForwardMode, Int32Array, LayerKV, PromptLogprobs, SamplingBatch
 
 
 class StepForward:
@@ -48,6 +48,11 @@ class StepForward:
         self.input_ids, self.positions = tokens
         self._ropes: dict[int, Any] = {}
         self._plan = plan
+        self.given_embeds: tuple[Array, Array] | None = None
+
+    def give(self, index: Int32Array, vectors: Float32Array) -> None:
+        """Have the tokens ``index: [m]`` come as ``vectors: [m, hidden]`` instead of ids."""
+        self.given_embeds = (self._ops.from_host(index), self._ops.from_host(vectors))
 
     def rope(self, x: Array, rope_id: int) -> Array:
         """See ``Forward.rope``; a table's rows are gathered once a step."""
@@ -132,13 +137,16 @@ class NeutralRunner(Runner):
             hidden, replayed = self._hidden(batch)
             prompt = [] if batch.prompt_logprobs is None else self._prompt_logprobs(hidden, batch.prompt_logprobs)
             pooled = None if batch.pooled is None else PooledFetch(self.device.ops, device.fetch, hidden, batch.pooled)
+            states = None
+            if batch.hidden_at is not None:
+                states = HiddenFetch(self.device.ops, device.fetch, hidden, batch.hidden_at)
             rows = self._rows(hidden, batch.logits_at, batch.num_tokens) if len(batch.logits_at) else None
             kind = None
             if replayed and rows is hidden and self._recorded is not None:
                 kind = self._recorded.kind(batch.sampling)
             logits = self.head(rows) if rows is not None and kind is None else None
             device.submit(() if rows is None else (rows if logits is None else logits,))
-        step = NeutralStep(self, (rows, logits, kind), batch.sampling, (prompt, pooled), replayed=replayed)
+        step = NeutralStep(self, (rows, logits, kind), batch.sampling, (prompt, pooled, states), replayed=replayed)
         self._waiting = None if kind is None else step
         return step
 
@@ -181,15 +189,16 @@ class NeutralRunner(Runner):
         if decode and self._graph is not None and self._graph.can_replay(meta):
             return self._graph.replay(ids, meta), True
         backend = self._decode if decode else self._prefill
-        return self._run(ids, self.device.ops.from_host(batch.positions), backend, backend.plan(meta)), False
-
-    def _run(self, ids: Array, positions: Array, backend: AttentionBackend, plan: Any) -> Array:
-        forward = StepForward(self, (ids, positions), backend, plan)
-        return self._model.hidden(self.device.ops, self._weights, forward)
+        forward = StepForward(self, (ids, self.device.ops.from_host(batch.positions)), backend, backend.plan(meta))
+        if batch.embeds is not None:
+            forward.give(*batch.embeds)
+        return self._model.hidden(self.device.ops, self._weights, forward), False
 
     def _captured_step(self, ids: Array, positions: Array, plan: Any) -> Array:
         """A decode step over arrays only: what a graph runner records."""
-        return self._run(ids, positions, self._decode, plan)
+        return self._model.hidden(
+            self.device.ops, self._weights, StepForward(self, (ids, positions), self._decode, plan)
+        )
 
     def _input_ids(self, batch: Batch) -> Array:
         """Token ids on the device, each -1 replaced by its row's last sampled token."""

@@ -12,7 +12,7 @@ import numpy as np
 
 from cardan.platform import Fetch, Step
 from cardan.runner.logprobs import LogprobFetch, Wanted
-from cardan.runner.pooling import PooledFetch
+from cardan.runner.pooling import HiddenFetch, PooledFetch
 from cardan.runner.recorded_sampling import Kind
 from cardan.runner.sampler import Mask, Sampled
 from cardan.types import Array, SamplingBatch, StepResult, TokenLogprobs
@@ -29,7 +29,7 @@ class NeutralStep(Step):
         runner: NeutralRunner,
         state: tuple[Array | None, Array | None, Kind | None],
         sampling: SamplingBatch | None,
-        prompt: tuple[Sequence[LogprobFetch], PooledFetch | None],
+        prompt: tuple[Sequence[LogprobFetch], PooledFetch | None, HiddenFetch | None],
         *,
         replayed: bool = False,
     ) -> None:
@@ -40,7 +40,8 @@ class NeutralStep(Step):
             state: of the rows that sample, hidden states ``[n, hidden]`` and logits float32 ``[n, vocab]``, or None
                 where none does; and where logits are recorded with the sampling, and so not there yet, its kind.
             sampling: their sampling state, or None.
-            prompt: logprobs of prompt positions under way, block by block, and sums of hidden states, or None.
+            prompt: logprobs of prompt positions under way, block by block, sums of hidden states, or None, and hidden
+                states, or None.
             replayed: whether the forward pass was replayed from a captured one.
         """
         self._replayed = replayed
@@ -48,7 +49,7 @@ class NeutralStep(Step):
         self._hidden, self._logits, self._kind = state
         self._sampling = sampling
         self._prompt = tuple(prompt[0])
-        self._pooled = prompt[1]
+        self._pooled, self._states = prompt[1:]
         self._tokens: Fetch | None = None
         self._logprobs: LogprobFetch | None = None
         self._logprob_rows: list[int] = []
@@ -115,9 +116,11 @@ class NeutralStep(Step):
     def _read(self) -> StepResult:
         prompt = tuple(entry for block in self._prompt for entry in block.wait())
         pooled = None if self._pooled is None else self._pooled.wait()
+        hidden = None if self._states is None else self._states.wait()
         if self._tokens is None:
             empty = np.zeros(0, dtype=np.int32)
-            return StepResult(tokens=empty, failed=empty.astype(np.bool_), prompt_logprobs=prompt, pooled=pooled)
+            failed = empty.astype(np.bool_)
+            return StepResult(tokens=empty, failed=failed, prompt_logprobs=prompt, pooled=pooled, hidden=hidden)
         tokens, failed = self._tokens.wait()
         logprobs: list[TokenLogprobs | None] = []
         if self._logprobs is not None:
@@ -130,4 +133,5 @@ class NeutralStep(Step):
             logprobs=tuple(logprobs),
             prompt_logprobs=prompt,
             pooled=pooled,
+            hidden=hidden,
         )

@@ -12,6 +12,7 @@ from cardan.scheduler.request import Request
 from cardan.scheduler.running import RowIndex
 from cardan.scheduler.sampling import SamplingAssembler
 from cardan.scheduler.state import Extend, Scheduled, State
+from cardan.scheduler.vectors import NO_STATES, WantedStates, given_embeds
 from cardan.types import Batch, ForwardMode, Int32Array, PooledSpans, Pooling, PromptLogprobs
 
 
@@ -35,6 +36,9 @@ class BatchAssembler:
         requests, rids = self._names(rows)
         seq_lens = positions + np.int32(1)
         sampling = self._sampling.build(rows, row_ids, requests, seq_lens)
+        wanted = NO_STATES
+        if arrays.num_hidden:
+            wanted = WantedStates.of(requests, positions, np.ones(count, dtype=np.int32))
         batch = Batch(
             mode=ForwardMode.DECODE,
             input_ids=input_ids,
@@ -46,9 +50,10 @@ class BatchAssembler:
             table_deltas=memory.begin_step(),
             logits_at=self._ramp[:count],
             sampling=sampling,
+            hidden_at=wanted.index,
         )
         arrays.pending[rows] += 1
-        return Scheduled(batch=batch, requests=requests, rids=rids, rows=rows)
+        return Scheduled(batch=batch, requests=requests, rids=rids, rows=rows, hidden=wanted.owners)
 
     def prefill(self, extends: list[Extend], riding: RowIndex) -> Scheduled:
         """Stretches of prompts, then the tokens of each riding row."""
@@ -76,6 +81,10 @@ class BatchAssembler:
             sampling = self._sampling.build(sampled, row_ids[samples], requests, seq_lens[samples], new)
         logprobs, logprob_counts = _prompt_logprobs(extends)
         spans, pooled = _pooled_spans(extends)
+        wanted = NO_STATES
+        if arrays.num_hidden:
+            owners = [*(extend.request for extend in extends), *self._owners(riding)]
+            wanted = WantedStates.of(owners, parts.positions[starts[:-1]], counts)
         batch = Batch(
             mode=ForwardMode.MIXED if riding.shape[0] and state.settings.mixed_batch else ForwardMode.EXTEND,
             input_ids=parts.input_ids,
@@ -89,6 +98,8 @@ class BatchAssembler:
             sampling=sampling,
             prompt_logprobs=logprobs,
             pooled=spans,
+            hidden_at=wanted.index,
+            embeds=given_embeds(extends),
         )
         arrays.pending[sampled] += 1
         return Scheduled(
@@ -99,6 +110,7 @@ class BatchAssembler:
             extends=tuple(extends),
             prompt_logprob_counts=logprob_counts,
             pooled=pooled,
+            hidden=wanted.owners,
         )
 
     def _ride(self, rows: RowIndex, counts: Int32Array) -> _Parts:

@@ -10,7 +10,16 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from cardan.cache import Match, NodeHandle, NoPrefixCache, PrefixCache, RadixTree, RowTable, SlotAllocator
+from cardan.cache import (
+    NO_SLOTS,
+    Match,
+    NodeHandle,
+    NoPrefixCache,
+    PrefixCache,
+    RadixTree,
+    RowTable,
+    SlotAllocator,
+)
 from cardan.scheduler.request import Request
 from cardan.scheduler.row_arrays import RowArrays
 from cardan.scheduler.running import RowIndex
@@ -193,6 +202,8 @@ class RowMemory:
 
     def distrust(self, request: Request) -> None:
         """Drop from the cache what a request without a row has computed, now or before it was retracted."""
+        if request.embeds is not None:
+            return
         self._hold(slots=self.cache.discard(request.sequence(), request.cache_salt, request.computed_from))
 
     # --- steps ---
@@ -252,6 +263,8 @@ class RowMemory:
 
     def _offer(self, request: Request, row: int, length: int) -> tuple[int, NodeHandle, Int32Array]:
         """Insert the first ``length`` tokens; returns tokens kept, their end, and slots that were there before."""
+        if request.embeds is not None:
+            return 0, None, NO_SLOTS  # its token ids stand for nothing that another request could have
         slots = self.table.slots[row, :length]
         inserted = self.cache.insert(request.sequence()[:length], slots, request.cache_salt, request.priority)
         return inserted.kept, inserted.node, inserted.existing

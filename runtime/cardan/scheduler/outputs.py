@@ -28,6 +28,8 @@ class RequestOutput:
         max_new_tokens_clamped: the limit that applies, when the pool or the context forced a lower one.
         truncated_from: length of the prompt before it was cut, or None.
         embedding: with the end, when asked for: the hidden state that stands for the prompt.
+        hidden: when asked for, hidden states of tokens computed since the last news, as the bytes of float32 values:
+            with the first token those of the prompt, with each later one that of the token before it.
         queue_s: seconds from arrival to the first prefill pass.
     """
 
@@ -42,6 +44,7 @@ class RequestOutput:
     max_new_tokens_clamped: int | None = None
     truncated_from: int | None = None
     embedding: tuple[float, ...] = ()
+    hidden: tuple[bytes, ...] = ()
     queue_s: float = 0.0
 
 

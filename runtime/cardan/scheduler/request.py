@@ -14,7 +14,16 @@ from typing import Protocol
 import numpy as np
 
 from cardan.cache import NodeHandle
-from cardan.types import FinishReason, Float64Array, Int32Array, LogprobParams, Pooling, SamplingParams, TokenLogprobs
+from cardan.types import (
+    FinishReason,
+    Float32Array,
+    Float64Array,
+    Int32Array,
+    LogprobParams,
+    Pooling,
+    SamplingParams,
+    TokenLogprobs,
+)
 
 
 class StopChecker(Protocol):
@@ -76,6 +85,9 @@ class Request:
         needs_grammar: it waits for ``Scheduler.grammar_ready``, and its rows wait for a mask.
         truncated_from: length of the prompt before it was cut, by the caller or here, or None.
         pooling: which hidden states stand for its prompt; it then wants no token. None where it wants no such.
+        hidden_states: it wants the hidden state of every token that a step computes.
+        embeds: float32 ``[prompt, hidden]``, its prompt as vectors; ``prompt_ids`` then only say how many. Its KV is
+            shared with no one.
         forced_output_ids: its first output tokens, whatever the model says; logprobs stay the model's own, and no
             token id among them ends it.
 
@@ -96,6 +108,8 @@ class Request:
         prompt_logprobs: logprobs of prompt tokens so far, from ``logprobs.prompt_start`` on.
         pool_planned: prompt tokens whose hidden states are summed by steps that were planned.
         pooled: sum of hidden states so far.
+        hidden_planned: tokens whose hidden states are given by steps that were planned.
+        hidden: hidden states that were not handed out yet, float32 ``[n, hidden]`` each.
         finish_reason: why it ended.
         grammar: what its output must match, once that is compiled.
     """
@@ -113,6 +127,8 @@ class Request:
     needs_grammar: bool = False
     truncated_from: int | None = None
     pooling: Pooling | None = None
+    hidden_states: bool = False
+    embeds: Float32Array | None = None
     forced_output_ids: tuple[int, ...] = ()
 
     state: RequestState = field(default=RequestState.NEW, init=False)
@@ -132,6 +148,8 @@ class Request:
     prompt_logprobs: list[TokenLogprobs | None] = field(default_factory=list, init=False)
     pool_planned: int = field(default=0, init=False)
     pooled: Float64Array | None = field(default=None, init=False)
+    hidden_planned: int = field(default=0, init=False)
+    hidden: list[Float32Array] = field(default_factory=list, init=False)
     finish_reason: FinishReason | None = field(default=None, init=False)
     grammar: Grammar | None = field(default=None, init=False)
     prompt: Int32Array = field(init=False)
@@ -163,8 +181,8 @@ class Request:
 
     @property
     def may_jump(self) -> bool:
-        """Whether tokens that its grammar forces may go without being sampled: no one wants their logprobs."""
-        return self.grammar is not None and not self.logprobs.output
+        """Whether tokens that its grammar forces may go without a step of their own: no one wants what that gives."""
+        return self.grammar is not None and not self.logprobs.output and not self.hidden_states
 
     @property
     def has_penalty(self) -> bool:
@@ -194,6 +212,11 @@ class Request:
         total = self.num_prompt if self.pooling is Pooling.MEAN else 1
         return tuple((self.pooled / total).tolist())
 
+    def take_hidden(self) -> tuple[bytes, ...]:
+        """Hidden states since the last call, each as the bytes of its float32 values, in the order of the tokens."""
+        states, self.hidden = self.hidden, []
+        return tuple(row.tobytes() for block in states for row in block)
+
     def sequence(self) -> Int32Array:
         """Prompt and output so far, int32."""
         have = self._sequence.shape[0] - self.prompt.shape[0]
@@ -204,9 +227,14 @@ class Request:
     def match_limit(self) -> int:
         """Most tokens that may come from the cache.
 
-        The last one's logits are needed, and those of prompt logprobs; a mean needs the hidden states of all.
+        The last one's logits are needed, and those of prompt logprobs; a mean needs the hidden states of all, and so
+        does who wants them each. Of a prompt of vectors nothing is cached.
         """
         limit = self.num_prompt + len(self.output_ids) - 1
+        if self.embeds is not None:
+            return 0
+        if self.hidden_states:
+            limit = min(limit, self.hidden_planned)
         if self.pooling is Pooling.MEAN:
             limit = min(limit, self.pool_planned)
         wanted = self.next_prompt_logprob
@@ -217,3 +245,5 @@ class Request:
         self.truncated_from = self.truncated_from or self.num_prompt
         self.prompt = self.prompt[:num_tokens]
         self._sequence = self.prompt
+        if self.embeds is not None:
+            self.embeds = self.embeds[:num_tokens]

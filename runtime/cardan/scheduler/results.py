@@ -49,6 +49,7 @@ class Committer:
         reading = _Reading(scheduled, result, OutputBatch())
         self._take_prompt_logprobs(reading)
         self._take_pooled(reading)
+        self._take_hidden(reading)
         if scheduled.rows.shape[0]:
             self._take_tokens(reading)
         self._end_unsampled(reading)
@@ -194,6 +195,17 @@ class Committer:
             return
         for request, total in zip(reading.scheduled.pooled, sums, strict=True):
             request.pooled = total if request.pooled is None else request.pooled + total
+
+    @staticmethod
+    def _take_hidden(reading: _Reading) -> None:
+        states = reading.result.hidden
+        if states is None:
+            return
+        offset = 0
+        for request, count in reading.scheduled.hidden:
+            if request.state is not RequestState.FINISHED:
+                request.hidden.append(states[offset : offset + count])
+            offset += count
 
     def _end_unsampled(self, reading: _Reading) -> None:
         """Requests that wanted no token end with their prompt."""

@@ -62,6 +62,7 @@ class RowArrays:
         self.has_mask = zeros(bool)
         self.held = zeros(bool)
         self.forced: dict[int, int] = {}
+        self.num_hidden = 0
         self.want_logprobs = zeros(bool)
         self.top_logprobs = zeros(np.int32)
         self.temperature = zeros(np.float32)
@@ -90,6 +91,8 @@ class RowArrays:
     def release(self, row: int) -> None:
         """The row's request runs no more."""
         self.alive[row] = False
+        owner = self.requests[row]
+        self.num_hidden -= owner is not None and owner.hidden_states
         self.forced.pop(row, None)
 
     def jump(self, row: int, tokens: list[int]) -> None:
@@ -109,7 +112,9 @@ class RowArrays:
         params = request.params
         self.min_new[row] = params.min_new_tokens
         self.full_reserve[row] = params.ignore_eos
-        self.careful[row] = request.calls_checker or request.logprobs.output or request.needs_grammar
+        careful = request.calls_checker or request.logprobs.output or request.needs_grammar or request.hidden_states
+        self.careful[row] = careful
+        self.num_hidden += request.hidden_states
         self.maybe_stop[[token for token in request.stop_ids if 0 <= token < self._vocab_size]] = True
 
     def _assign_sampling(self, row: int, request: Request) -> None:

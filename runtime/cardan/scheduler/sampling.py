@@ -145,7 +145,7 @@ def penalty_seed(request: Request) -> PenaltySeed:
     output_ids, output_counts = np.unique(np.asarray(request.output_ids, dtype=np.int32), return_counts=True)
     return PenaltySeed(
         row_id=request.row,
-        prompt_ids=np.unique(request.prompt),
+        prompt_ids=NO_INTS if request.embeds is not None else np.unique(request.prompt),
         output_ids=output_ids,
         output_counts=output_counts.astype(np.int32),
     )

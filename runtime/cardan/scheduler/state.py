@@ -58,6 +58,7 @@ class Scheduled:
         extends: stretches of prompts in it.
         prompt_logprob_counts: how many of the batch's prompt logprobs belong to each of ``extends``.
         pooled: requests that the batch's pooled stretches belong to.
+        hidden: requests that the batch's hidden states belong to, in their order, and how many each has.
         is_prefill: whether it was a prefill pass.
     """
 
@@ -68,6 +69,7 @@ class Scheduled:
     extends: tuple[Extend, ...] = ()
     prompt_logprob_counts: tuple[int, ...] = ()
     pooled: tuple[Request, ...] = ()
+    hidden: tuple[tuple[Request, int], ...] = ()
 
     @property
     def is_prefill(self) -> bool:
@@ -195,5 +197,6 @@ def output_of(
         max_new_tokens_clamped=request.max_new_tokens_clamped,
         truncated_from=request.truncated_from,
         embedding=request.embedding() if request.finish_reason is not None else (),
+        hidden=request.take_hidden() if request.hidden else (),
         queue_s=0.0 if first_run_s is None else first_run_s - request.arrival_s,
     )

@@ -55,7 +55,7 @@ class Taker(Protocol):
 
 @dataclass(slots=True)
 class Choice:
-    """All that one choice of one prompt has given so far."""
+    """All that one choice of one prompt has given so far; of its hidden states, the last one."""
 
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
@@ -68,12 +68,15 @@ class Choice:
     cached_tokens: int = 0
     max_new_tokens_clamped: int | None = None
     truncated_from: int | None = None
+    hidden_state: bytes = b""
 
     def add(self, output: GenerateOutput) -> None:
         """Take the next output of this choice."""
         self.text += output.text
         self.token_ids.extend(output.token_ids)
         self.logprobs.extend(output.logprobs)
+        if output.hidden_states:
+            self.hidden_state = output.hidden_states[-1]
         if output.prompt_logprobs:
             self.prompt_logprobs = output.prompt_logprobs
             self.prompt_token_ids = output.prompt_token_ids

@@ -7,8 +7,10 @@ changes the sequence that a row reads back, and so its tokens; what can be seen 
 from __future__ import annotations
 
 import time
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +20,7 @@ from cardan.testing.null_tokens import Choice, SequenceHasher, Vocabulary, next_
 from cardan.types import (
     Batch,
     BoolArray,
+    Float32Array,
     Float64Array,
     Int32Array,
     KVLayout,
@@ -196,6 +199,9 @@ class NullRunner(Runner):
 
     def _known_ids(self, batch: Batch, rows: Int32Array) -> Int32Array:
         ids = batch.input_ids.copy()
+        if batch.embeds is not None:
+            places, vectors = batch.embeds
+            ids[places] = [zlib.crc32(vector.tobytes()) % self._vocabulary.size for vector in vectors]
         for index in np.flatnonzero(ids == -1):
             state = self._rows.get(int(rows[index]))
             last = None if state is None else state.last_token
@@ -219,10 +225,11 @@ class NullRunner(Runner):
         mask: npt.NDArray[np.uint32] | None,
     ) -> StepResult:
         """Choose the token of each row that samples, and make up the logprobs that were asked for."""
-        prompt, pooled = self._prompt_logprobs(batch), self._pooled(batch)
+        prompt, pooled, hidden = self._prompt_logprobs(batch), self._pooled(batch), self._hidden(batch)
         if sampling is None:
             none = np.zeros(0, np.int32)
-            return StepResult(tokens=none, failed=np.zeros(0, np.bool_), prompt_logprobs=prompt, pooled=pooled)
+            failed = np.zeros(0, np.bool_)
+            return StepResult(tokens=none, failed=failed, prompt_logprobs=prompt, pooled=pooled, hidden=hidden)
         for seed in sampling.penalty_seeds:
             counts = zip(seed.output_ids.tolist(), seed.output_counts.tolist(), strict=True)
             prompt_ids = frozenset(seed.prompt_ids.tolist())
@@ -243,7 +250,9 @@ class NullRunner(Runner):
         if sampling.want_logprobs.any():
             found = (self._logprobs(sampling, i, int(hashes[i]), int(tokens[i])) for i in range(len(hashes)))
             logprobs = tuple(found)
-        return StepResult(tokens=tokens, failed=failed, logprobs=logprobs, prompt_logprobs=prompt, pooled=pooled)
+        return StepResult(
+            tokens=tokens, failed=failed, logprobs=logprobs, prompt_logprobs=prompt, pooled=pooled, hidden=hidden
+        )
 
     def _nan_rows(self, batch: Batch) -> BoolArray:
         """Sampled rows whose last input is the token that was named for it."""
@@ -263,12 +272,18 @@ class NullRunner(Runner):
         """Hidden states are the bytes of a sequence's hash, as shares of 255."""
         if batch.pooled is None:
             return None
-        rows = np.repeat(batch.row_ids, np.diff(batch.query_starts))
-        sums = []
-        for start, stop in zip(batch.pooled.starts.tolist(), batch.pooled.stops.tolist(), strict=True):
-            hashes = self._hash(rows[start:stop], batch.positions[start:stop])
-            sums.append((hashes.astype("<u8").view(np.uint8).reshape(-1, 8) / 255).sum(axis=0))
+        spans = zip(batch.pooled.starts.tolist(), batch.pooled.stops.tolist(), strict=True)
+        sums = [self._states(batch, np.arange(start, stop)).sum(axis=0) for start, stop in spans]
         return np.asarray(sums, dtype=np.float64)
+
+    def _hidden(self, batch: Batch) -> Float32Array | None:
+        return None if batch.hidden_at is None else self._states(batch, batch.hidden_at).astype(np.float32)
+
+    def _states(self, batch: Batch, index: npt.NDArray[Any]) -> Float64Array:
+        """Hidden states of tokens of a batch, ``[n, 8]``."""
+        rows = np.repeat(batch.row_ids, np.diff(batch.query_starts))
+        hashes = self._hash(rows[index], batch.positions[index])
+        return np.asarray(hashes.astype("<u8").view(np.uint8).reshape(-1, 8) / 255)
 
     def _prompt_logprobs(self, batch: Batch) -> tuple[TokenLogprobs, ...]:
         wanted = batch.prompt_logprobs

@@ -26,6 +26,7 @@ class DenseForward:
         self._ropes = ropes
         self.input_ids = np.array(ids, np.int32)
         self.positions = np.arange(len(ids), dtype=np.int32)
+        self.given_embeds: None = None
 
     def rope(self, x: NumpyArray, rope_id: int) -> NumpyArray:
         """See ``Forward.rope``."""

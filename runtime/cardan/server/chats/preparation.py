@@ -103,6 +103,7 @@ async def prepare_chat(state: ServerState, body: ChatBody) -> PreparedChat:
         priority=body.priority,
         cache_salt=body.cache_salt,
         routing_key=body.routing_key,
+        hidden_states=body.return_hidden_states,
         add_special_tokens=False,
     )
     return PreparedChat(body, Job(request_id, (generate,)), form, wanted)

@@ -16,6 +16,7 @@ from typing import Any, cast
 from starlette.requests import Request
 from starlette.responses import Response
 
+from cardan.engine.input_embeds import are_many_embeds
 from cardan.engine.native import NativeOutput
 from cardan.engine.native_request import NativeCall, NativeOptions, native_call
 from cardan.errors import RequestError
@@ -36,11 +37,9 @@ REFUSED: Mapping[str, Refusal] = {
     "audio_data": _TEXT_ONLY,
     "video_data": _TEXT_ONLY,
     "modalities": _TEXT_ONLY,
-    "input_embeds": Refusal("embeddings as input are not available; send 'text' or 'input_ids'."),
     "lora_path": Refusal("adapters are not available; the base model answers when the field is left out."),
     "session_params": _SESSIONS,
     "session_id": Refusal("sessions hold nothing here.", is_anything),
-    "return_hidden_states": Refusal("hidden states cannot be returned; logprobs can.", is_one_of(False)),
     "return_routed_experts": Refusal("expert routing cannot be returned.", is_one_of(False)),
     "custom_logit_processor": Refusal("custom logit processors are not available; logit_bias is."),
     # Routers write these into every body that they pass on, whether the client sent them or not.
@@ -68,6 +67,7 @@ class GenerateBody(Body):
     model: str | None = None
     text: Any = None
     input_ids: Any = None
+    input_embeds: Any = None
     sampling_params: Any = None
     rid: Any = None
     stream: bool = False
@@ -76,6 +76,7 @@ class GenerateBody(Body):
     top_logprobs_num: Any = None
     token_ids_logprob: Any = None
     return_text_in_logprobs: bool = False
+    return_hidden_states: Any = None
     priority: Any = None
     cache_salt: Any = None
     routing_key: Any = None
@@ -154,8 +155,13 @@ def _build(state: ServerState, body: GenerateBody) -> _Native:
 def _check_count(body: GenerateBody) -> None:
     for param, value in (("text", body.text), ("input_ids", body.input_ids)):
         nested = isinstance(value, list) and bool(value) and not isinstance(value[0], int)
-        if nested and len(value) > MAX_PROMPTS:
-            raise RequestError(f"'{param}' may hold at most {MAX_PROMPTS} prompts, got {len(value)}.", param=param)
+        _check_prompts(param, len(value) if nested else 1)
+    _check_prompts("input_embeds", len(body.input_embeds) if are_many_embeds(body.input_embeds) else 1)
+
+
+def _check_prompts(param: str, count: int) -> None:
+    if count > MAX_PROMPTS:
+        raise RequestError(f"'{param}' may hold at most {MAX_PROMPTS} prompts, got {count}.", param=param)
 
 
 def _read_sampling(value: object) -> Any:

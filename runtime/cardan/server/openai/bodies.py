@@ -32,7 +32,6 @@ _SHARED_REFUSED: Mapping[str, Refusal] = {
     "lora_path": Refusal("adapters are not available; the base model answers when the field is left out."),
     "custom_logit_processor": Refusal("custom logit processors are not available; logit_bias is."),
     "custom_params": Refusal("custom logit processors are not available."),
-    "return_hidden_states": Refusal("hidden states cannot be returned; logprobs can.", is_one_of(False)),
     "session_params": Refusal("sessions are not available; send the whole prompt, its cached prefix is reused."),
 }
 
@@ -113,6 +112,7 @@ class OpenAIBody(SamplingBody):
     rid: Annotated[str, Field(min_length=1, max_length=256)] | None = None
     cache_salt: str | None = None
     routing_key: str | None = None
+    return_hidden_states: bool = False
 
     def usage_in_stream(self) -> StreamOptions:
         """Where a stream tells usage.

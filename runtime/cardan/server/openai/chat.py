@@ -22,6 +22,7 @@ from cardan.server.http.replies import JsonResponse
 from cardan.server.http.sse import open_stream
 from cardan.server.openai.bodies import CHAT_REFUSED, ChatBody, StreamOptions
 from cardan.server.openai.deltas import AnswerReader, Delta
+from cardan.server.openai.hidden import shown_state
 from cardan.server.openai.logprobs import chat_logprobs
 from cardan.server.openai.usage import add_limits, finish_name, usage_object
 from cardan.server.state import ServerState, state_of
@@ -108,6 +109,7 @@ def _whole_choice(chat: _Chat, index: int, choice: Choice) -> dict[str, Any]:
         "message": reader.message(with_reasoning=chat.prepared.separates_reasoning),
         "logprobs": logprobs,
         **_finish(choice.finish_reason, reader),
+        **shown_state(chat.body, choice.hidden_state),
     }
 
 
@@ -123,6 +125,9 @@ async def _stream(chat: _Chat) -> AsyncGenerator[Any, None]:
                 readers[output.index] = chat.prepared.reader()
                 chunks.append(_chunk(chat, output.index, {"role": "assistant", "content": ""}))
             chunks += _news(chat, output, readers[output.index])
+            if output.finish_reason is not None:
+                state = shown_state(chat.body, choices[output.index].hidden_state)
+                chunks[-1]["choices"][0]["delta"].update(state)
             for chunk in chunks:
                 if chat.options.include_usage:
                     continuous = chat.options.continuous_usage_stats

@@ -24,6 +24,7 @@ from cardan.server.http.bodies import parse_body, read_object
 from cardan.server.http.replies import JsonResponse
 from cardan.server.http.sse import open_stream
 from cardan.server.openai.bodies import COMPLETION_REFUSED, CompletionBody, StreamOptions
+from cardan.server.openai.hidden import shown_state
 from cardan.server.openai.logprobs import OffsetTracker, completion_logprobs
 from cardan.server.openai.usage import add_limits, finish_name, usage_object
 from cardan.server.prompts import MAX_PROMPTS, check_prompt_ids, check_total_choices
@@ -129,6 +130,7 @@ def _build_job(state: ServerState, body: CompletionBody, prompts: list[Prompt]) 
             priority=body.priority,
             cache_salt=body.cache_salt,
             routing_key=body.routing_key,
+            hidden_states=body.return_hidden_states,
         )
         for prompt, rid in zip(prompts, rids, strict=True)
     )
@@ -190,7 +192,8 @@ def _whole_choice(completion: _Completion, number: int, index: int, choice: Choi
             OffsetTracker(0, text),
             body.logprobs,
         )
-    return {"text": text, "index": number, "logprobs": logprobs, **finish_name(choice.finish_reason)}
+    whole = {"text": text, "index": number, "logprobs": logprobs, **finish_name(choice.finish_reason)}
+    return whole | shown_state(body, choice.hidden_state)
 
 
 async def _stream(completion: _Completion) -> AsyncGenerator[Any, None]:
@@ -211,6 +214,8 @@ async def _stream(completion: _Completion) -> AsyncGenerator[Any, None]:
                 news = news.without_output()
             if begins or news.output.text or news.output.token_ids or news.output.finish_reason:
                 chunk = _chunk(completion, number, news, tracker)
+                if output.finish_reason is not None:
+                    chunk["choices"][0].update(shown_state(completion.body, choice.hidden_state))
                 if completion.options.include_usage:
                     continuous = completion.options.continuous_usage_stats
                     chunk["usage"] = usage_object(completion.state, prompts) if continuous else None

@@ -164,8 +164,11 @@ class _CrashWatcher:
 
 def sendable(request: GenerateRequest, tokenizer: Tokenizer) -> tuple[str, dict[str, Any]]:
     """The route and the body that ask for the same again; what is left at its default is left out."""
-    prompt: str | list[int]
-    if request.text is None:
+    prompt: str | list[int] | list[list[float]]
+    name = "text" if request.add_special_tokens and request.text is not None else "input_ids"
+    if request.input_embeds is not None:
+        name, prompt = "input_embeds", request.input_embeds.tolist()
+    elif request.text is None:
         prompt = list(request.input_ids or ())
     elif request.add_special_tokens:
         prompt = request.text
@@ -174,7 +177,9 @@ def sendable(request: GenerateRequest, tokenizer: Tokenizer) -> tuple[str, dict[
     if request.pooling is not None:
         return "/v1/embeddings", {"input": prompt}
     body: dict[str, Any] = {"rid": request.rid} if request.rid else {}
-    body["text" if isinstance(prompt, str) else "input_ids"] = prompt
+    body[name] = prompt
+    if request.hidden_states:
+        body["return_hidden_states"] = True
     defaults = SamplingParams()
     sampling = {item.name: getattr(request.sampling, item.name) for item in dataclasses.fields(SamplingParams)}
     # The receiving server may have other defaults, so those that a model sets are always told.
@@ -183,9 +188,9 @@ def sendable(request: GenerateRequest, tokenizer: Tokenizer) -> tuple[str, dict[
     }
     if request.logprobs != LogprobParams():
         body |= _logprob_fields(request.logprobs)
-    for name in ("priority", "cache_salt", "routing_key"):
-        if value := getattr(request, name):
-            body[name] = value
+    for field in ("priority", "cache_salt", "routing_key"):
+        if value := getattr(request, field):
+            body[field] = value
     return "/generate", body
 
 
