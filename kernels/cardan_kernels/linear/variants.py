@@ -20,7 +20,7 @@ DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch
 GEMV_ROWS = (1, 2, 4, 8)
 GEMM_ROWS = (16, 64, 512)
 GROUPS = (32, 64, 128)
-ENDS = ("plain", "bias", "residual")
+ENDS = ("plain", "bias and residual")
 
 
 def variants(name: str) -> tuple[Variant, ...]:
@@ -36,8 +36,9 @@ def _matrix(coding: Coding, group: int) -> CodedMatrix:
 
 
 def _ends(end: str, rows: int, dtype: torch.dtype) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-    bias = empty((COLUMNS,), dtype) if end == "bias" else None
-    return bias, empty((rows, COLUMNS), dtype) if end == "residual" else None
+    if end == "plain":
+        return None, None
+    return empty((COLUMNS,), dtype), empty((rows, COLUMNS), dtype)
 
 
 def _coded() -> Iterator[Variant]:
