@@ -6,7 +6,8 @@ arithmetic on uint32; products wrap modulo 2^64, so their halves are exact.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -18,24 +19,42 @@ WEYL_1 = 0xBB67AE85
 MASK = 0xFFFFFFFF
 ROUNDS = 10
 
+NoiseOfWords: TypeAlias = Callable[[torch.Tensor], torch.Tensor]
+"""Float32 noise of words of 32 bits, kept in int64."""
+
 BLOCKS_PER_PASS = 1 << 17
 """Blocks in flight: 1 MiB an array keeps the six arrays of a round in a CPU's last-level cache."""
 
 
 def gumbel(
-    seeds: np.ndarray[Any, Any], positions: np.ndarray[Any, Any], ids: torch.Tensor | int, device: torch.device
+    seeds: np.ndarray[Any, Any],
+    positions: np.ndarray[Any, Any],
+    ids: torch.Tensor | int,
+    device: torch.device,
+    of_words: NoiseOfWords | None = None,
 ) -> torch.Tensor:
     """Noise of ``ids: int32 [rows, k]`` or of all ids below a vocabulary's width; returns float32 ``[rows, k]``.
 
     One block of four words serves four neighbouring ids, so the whole vocabulary costs a quarter of its width.
+    ``of_words`` takes the logarithms where a device does so in another way than in float64.
 
     Source: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011, section 3.3.
     """
+    return gumbel_of_keys(torch.from_numpy(philox_keys(seeds, positions)).to(device), ids, of_words)
+
+
+def philox_keys(seeds: np.ndarray[Any, Any], positions: np.ndarray[Any, Any]) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """What ``gumbel_of_keys`` takes, int64 ``[3, rows]``: low and high halves of the seeds, and positions."""
     keys = np.asarray(seeds, dtype=np.uint64)
-    low = torch.from_numpy((keys & np.uint64(MASK)).astype(np.int64)).to(device)[:, None]
-    high = torch.from_numpy((keys >> np.uint64(32)).astype(np.int64)).to(device)[:, None]
-    place = torch.from_numpy(np.asarray(positions).astype(np.uint32).astype(np.int64)).to(device)[:, None]
-    rows = len(keys)
+    place = np.asarray(positions).astype(np.uint32)
+    return np.stack((keys & np.uint64(MASK), keys >> np.uint64(32), place.astype(np.uint64))).astype(np.int64)
+
+
+def gumbel_of_keys(keys: torch.Tensor, ids: torch.Tensor | int, of_words: NoiseOfWords | None = None) -> torch.Tensor:
+    """As ``gumbel``, of seeds and positions that are on the device: ``keys`` from ``philox_keys``."""
+    of_words = of_words or _noise_of_words
+    low, high, place = keys[0][:, None], keys[1][:, None], keys[2][:, None]
+    rows, device = keys.shape[1], keys.device
     if isinstance(ids, int):
         blocks = (ids + 3) // 4
         out = torch.empty((rows, blocks * 4), dtype=torch.float32, device=device)
@@ -44,11 +63,11 @@ def gumbel(
             stop = min(start + step, blocks)
             counter = torch.arange(start, stop, device=device).expand(rows, -1)
             words = torch.stack(_philox(counter, place, low, high), dim=-1)
-            out[:, 4 * start : 4 * stop] = _noise_of_words(words.view(rows, 4 * (stop - start)))
+            out[:, 4 * start : 4 * stop] = of_words(words.view(rows, 4 * (stop - start)))
         return out[:, :ids]
     wanted = ids.to(torch.int64)
     words = torch.stack(_philox(wanted >> 2, place, low, high), dim=-1)
-    return _noise_of_words(words.gather(-1, (wanted & 3)[..., None])[..., 0])
+    return of_words(words.gather(-1, (wanted & 3)[..., None])[..., 0])
 
 
 def _philox(

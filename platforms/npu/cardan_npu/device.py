@@ -1,0 +1,142 @@
+"""The NPU device: torch's ops where they are enough, torch_npu's where they are documented, its memory, its graphs.
+
+It knows no model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+import torch_npu  # noqa: F401  registers the device type
+
+from cardan.errors import UnsupportedError
+from cardan.platform import (
+    AttentionBackend,
+    CapturedStep,
+    DeviceInfo,
+    GraphRunner,
+    LinearMethod,
+    Memory,
+    MemoryPolicy,
+    OpsKVPool,
+)
+from cardan.types import KVLayout
+from cardan_npu.attention import BACKENDS, NpuAttention
+from cardan_npu.graph import NpuGraphRunner, bucket_ladder
+from cardan_npu.kv_pool import NpuKVPool
+from cardan_npu.linear import NpuQuantLinear
+from cardan_npu.memory import NpuMemoryPolicy, tier_of
+from cardan_npu.ops import NpuOps
+from cardan_torch import DenseLinear, TorchDevice
+
+NPU: Any = torch.npu  # type: ignore[attr-defined]
+
+
+class NpuFetch:
+    """Tensors on their way to the host."""
+
+    def __init__(self, arrays: Sequence[torch.Tensor]) -> None:
+        """Start copying; copies that are not waited for go to pinned memory."""
+        wide = [x.float() if x.dtype is torch.bfloat16 else x for x in arrays]
+        self._copies = [x.to("cpu", non_blocking=True, copy=True) for x in wide]
+        self._event = NPU.Event()
+        self._event.record()
+
+    def wait(self) -> tuple[np.ndarray[Any, Any], ...]:
+        """Block until the copies are done."""
+        self._event.synchronize()
+        return tuple(x.numpy() for x in self._copies)
+
+
+class NpuDevice(TorchDevice):
+    """One Ascend NPU.
+
+    Attributes:
+        graph_rows: most rows of a decode step that is captured; 0 for none.
+    """
+
+    def __init__(self, info: DeviceInfo, graph_rows: int = 0) -> None:
+        """Open the device.
+
+        Args:
+            info: which one.
+            graph_rows: most rows of a captured decode step; 0 chooses by the size of the memory.
+        """
+        super().__init__(info, torch.device("npu", info.index))
+        NPU.set_device(self.torch_device)
+        self._npu_ops = NpuOps(self.torch_device)
+        self._ops = self._npu_ops
+        self.graph_rows = graph_rows or tier_of(info.total_memory).graph_rows
+        self._linears = (NpuQuantLinear(self.torch_device), DenseLinear(self.torch_device))
+        self._runners: list[NpuGraphRunner] = []
+
+    @property
+    def ops(self) -> NpuOps:
+        """The ops table."""
+        return self._npu_ops
+
+    def memory(self) -> Memory:
+        """What the driver says, and what torch holds but does not use."""
+        free, total = NPU.mem_get_info(self.torch_device)
+        reserved = NPU.memory_reserved(self.torch_device)
+        spare = reserved - NPU.memory_allocated(self.torch_device)
+        return Memory(total=total, free=free + spare, reserved_by_others=max(total - free - reserved, 0))
+
+    def memory_policy(self) -> MemoryPolicy:
+        """All of the NPU's memory but a head-room by its size."""
+        return NpuMemoryPolicy(len(bucket_ladder(self.graph_rows)))
+
+    def linear_methods(self) -> tuple[LinearMethod, ...]:
+        """Quantized products, then torch's own."""
+        return self._linears
+
+    def allocate_kv(self, layout: KVLayout, num_slots: int, num_rows: int, max_length: int) -> OpsKVPool:
+        """Zeroed tensors per layer."""
+        return NpuKVPool(layout, num_slots, num_rows, max_length, self.torch_device)
+
+    def attention(self, name: str, pool: OpsKVPool, layout: KVLayout, dtype: str) -> AttentionBackend:
+        """The backend ``fused`` or ``torch``.
+
+        Raises:
+            UnsupportedError: another name.
+        """
+        if name not in BACKENDS or not isinstance(pool, NpuKVPool):
+            raise UnsupportedError(
+                f"Attention backend must be one of {', '.join(BACKENDS)} on {self.info.name}, "
+                f"got {name!r}. Pass --attention-backend {BACKENDS[0]}."
+            )
+        return NpuAttention(name, pool, layout, dtype)
+
+    def graph_runner(self, pool: OpsKVPool, backend: AttentionBackend, step: CapturedStep) -> GraphRunner | None:
+        """NPU graphs for decode steps."""
+        if not isinstance(backend, NpuAttention):
+            return None
+        runner = NpuGraphRunner(backend, step, self.graph_rows)
+        self._runners.append(runner)
+        return runner
+
+    def activation_peak(self, run: Callable[[], None]) -> int | None:
+        """By torch's allocator."""
+        NPU.synchronize(self.torch_device)
+        NPU.empty_cache()
+        before = NPU.memory_allocated(self.torch_device)
+        NPU.reset_peak_memory_stats(self.torch_device)
+        run()
+        NPU.synchronize(self.torch_device)
+        peak = int(NPU.max_memory_allocated(self.torch_device))
+        return max(peak - int(before), 0)
+
+    def fetch(self, arrays: Sequence[torch.Tensor]) -> NpuFetch:  # type: ignore[override]
+        """Start copying to the host."""
+        return NpuFetch(arrays)
+
+    def close(self) -> None:
+        """Give graphs and cached memory back."""
+        NPU.synchronize(self.torch_device)
+        for runner in self._runners:
+            runner.close()
+        self._runners.clear()
+        NPU.empty_cache()

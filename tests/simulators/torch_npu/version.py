@@ -1,0 +1,3 @@
+"""The version whose documented behaviour the simulator has."""
+
+__version__ = "2.8.0.post4"
