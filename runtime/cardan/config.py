@@ -186,6 +186,7 @@ class ServerConfig:
         log_format: ``text`` for people, ``json`` for one object a line.
         crash_dump_folder: when a process of the engine dies, write the requests of the last minutes there, with their
             prompts, as JSON that ``cardan replay`` sends again.
+        profile_folder: ``/start_profile`` records the steps of the scheduler, and writes them there as a Chrome trace.
         otlp_traces_endpoint: send a trace of each request to this OpenTelemetry collector (OTLP over HTTP).
     """
 
@@ -209,6 +210,7 @@ class ServerConfig:
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["text", "json"] = "text"
     crash_dump_folder: str | None = None
+    profile_folder: str | None = None
     otlp_traces_endpoint: str | None = None
 
 

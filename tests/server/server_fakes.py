@@ -132,6 +132,12 @@ class FakeEngine:
         self._prompts.clear()
         return True
 
+    async def start_profile(self, num_steps: int | None = None) -> None:
+        raise RequestError("Profiles are off. Start the server with --profile-folder DIR.", code="feature_not_enabled")
+
+    async def stop_profile(self) -> str:
+        raise RequestError("No profile is being recorded. Send /start_profile first.", code="not_started")
+
     async def stats(self) -> EngineStats:
         cached = sum(len(prompt) for prompt in self._prompts)
         return EngineStats(

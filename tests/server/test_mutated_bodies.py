@@ -68,6 +68,7 @@ SEEDS: dict[str, list[dict[str, Any]]] = {
     "/v1/score": [{"model": "tiny", "query": "q", "items": ["a", "b"], "label_token_ids": [1, 2]}],
     "/v1/embeddings": [{"model": "tiny", "input": ["a", "b"], "encoding_format": "base64", "dimensions": 2}],
     "/api/embed": [{"model": "tiny", "input": ["a"], "dimensions": 2}],
+    "/start_profile": [{"num_steps": 5}],
     "/configure_logging": [{"log_requests": False}],
     "/tokenize": [{"text": "hello", "add_special_tokens": False}],
     "/v1/tokenize": [{"text": "hello", "add_special_tokens": False}],

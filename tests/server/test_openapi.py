@@ -34,6 +34,8 @@ BODIES: dict[str, dict[str, Any]] = {
     "/flush_cache": {},
 }
 ELSEWHERE = {
+    "/start_profile",
+    "/stop_profile",
     "/separate_reasoning",
     "/parse_function_call",
     "/v1/responses/{response_id}/cancel",

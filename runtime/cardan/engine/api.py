@@ -210,6 +210,24 @@ class AsyncEngine(Protocol):
             EngineDeadError: a process of the engine ended.
         """
 
+    async def start_profile(self, num_steps: int | None = None) -> None:
+        """Record what the scheduler's steps do, for ``num_steps`` or until ``stop_profile``.
+
+        Raises:
+            RequestError: the engine was started without a folder for it, or records already.
+            EngineBusyError: no answer came in time.
+            EngineDeadError: a process of the engine ended.
+        """
+
+    async def stop_profile(self) -> str:
+        """End the recording and write it. Returns the file.
+
+        Raises:
+            RequestError: there is no recording, or it could not be written.
+            EngineBusyError: no answer came in time; the file may still come.
+            EngineDeadError: a process of the engine ended.
+        """
+
     async def stats(self) -> EngineStats:
         """Gauges and totals as of now.
 

@@ -16,6 +16,7 @@ from cardan.engine.input_embeds import read_vectors
 from cardan.engine.loops import LoopState, overlapped_turn, plain_turn
 from cardan.engine.messages import Generate
 from cardan.engine.preparation import Prepared
+from cardan.engine.profiling import Profiler
 from cardan.errors import CardanError
 from cardan.scheduler import DecodeLogged, OutputBatch, Request, Scheduler
 from cardan.text.stops import build_stop_checker
@@ -32,7 +33,13 @@ logger = logging.getLogger(__name__)
 class EngineCore:
     """Runs requests: ``add`` and ``abort`` them, call ``turn`` while ``has_work``."""
 
-    def __init__(self, prepared: Prepared, tokenizer: Tokenizer, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        prepared: Prepared,
+        tokenizer: Tokenizer,
+        clock: Callable[[], float] = time.monotonic,
+        profile_folder: str | None = None,
+    ) -> None:
         self._device = prepared.device
         self._tokenizer = tokenizer
         self._clock = clock
@@ -41,6 +48,7 @@ class EngineCore:
         self._loop = LoopState(self.scheduler, prepared.runner, grammar=self._grammars, clock=clock)
         overlap = prepared.plan.settings["overlap"]
         self._turn = overlapped_turn if overlap.value else plain_turn
+        self._profiler = Profiler(profile_folder)
         self._news: list[OutputBatch] = []
         self._totals: Counter[str] = Counter()
         self._graph = bool(prepared.plan.value("graph"))
@@ -132,6 +140,8 @@ class EngineCore:
                 self._news.append(news)
         self._log_events()
         self._relieve_pressure()
+        if self._profiler.ended(self._loop):
+            self._end_profile()
         return read is not None or reading or self._loop.in_flight is not None
 
     def take_news(self) -> list[OutputBatch]:
@@ -142,6 +152,31 @@ class EngineCore:
     def flush_cache(self) -> bool:
         """Empty the prefix cache. Returns False when requests were running, and then nothing was done."""
         return not self.has_work and self.scheduler.flush_cache()
+
+    def start_profile(self, num_steps: int | None) -> None:
+        """Record what each step does, for ``num_steps`` or until ``stop_profile``.
+
+        Raises:
+            RequestError: there is no folder for it, or a recording is under way.
+        """
+        self._loop = self._profiler.start(self._loop, num_steps)
+
+    def stop_profile(self) -> str:
+        """End the recording and write it. Returns where.
+
+        Raises:
+            RequestError: there is no recording, or it could not be written.
+        """
+        self._loop, trace = self._profiler.stop(self._loop)
+        path = str(trace.write())
+        logger.info("The profile of %d steps is in %s", trace.num_steps, path)
+        return path
+
+    def _end_profile(self) -> None:
+        try:
+            self.stop_profile()
+        except CardanError as error:
+            logger.error("%s", error)
 
     def stats(self) -> EngineStats:
         """Gauges and totals as of now."""

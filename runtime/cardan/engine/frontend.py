@@ -6,6 +6,7 @@ It imports no platform and no array library: device and scheduler are in a proce
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import shutil
 import tempfile
@@ -32,11 +33,14 @@ from cardan.engine.messages import (
     FlushReply,
     GetStats,
     Message,
+    ProfileReply,
     Progress,
     Rejected,
     SchedulerReady,
     Shutdown,
+    StartProfile,
     StatsReply,
+    StopProfile,
     TextBatch,
     ToFrontend,
     encode,
@@ -320,6 +324,20 @@ class Frontend:
         reply: StatsReply = await self._call(GetStats)
         return reply.stats
 
+    async def start_profile(self, num_steps: int | None = None) -> None:
+        """Record what the scheduler's steps do; see ``AsyncEngine``."""
+        await self._profile(functools.partial(StartProfile, num_steps=num_steps))
+
+    async def stop_profile(self) -> str:
+        """End the recording; see ``AsyncEngine``."""
+        return await self._profile(StopProfile)
+
+    async def _profile(self, kind: Callable[[int], Message]) -> str:
+        reply: ProfileReply = await self._call(kind)
+        if reply.error is not None:
+            raise reply.error.exception()
+        return reply.path or ""
+
     async def _call(self, kind: Callable[[int], Message]) -> Any:
         if self._failure is not None:
             raise EngineDeadError(str(self._failure))
@@ -362,7 +380,7 @@ class Frontend:
                     self._requests.deliver(news)
             case Rejected():
                 self._requests.reject(message.wire_id, message.error.exception())
-            case FlushReply() | StatsReply():
+            case FlushReply() | ProfileReply() | StatsReply():
                 self._answer_call(message)
             case Progress():
                 if self._on_progress is not None:
@@ -374,7 +392,7 @@ class Frontend:
             case Failed():
                 self._fail(_failure(message))
 
-    def _answer_call(self, reply: FlushReply | StatsReply) -> None:
+    def _answer_call(self, reply: FlushReply | ProfileReply | StatsReply) -> None:
         future = self._calls.get(reply.call_id)
         if future is not None and not future.done():
             future.set_result(reply)

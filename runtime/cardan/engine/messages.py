@@ -115,11 +115,24 @@ class GetStats(msgspec.Struct, tag="get_stats", array_like=True, frozen=True):
     call_id: int
 
 
+class StartProfile(msgspec.Struct, tag="start_profile", array_like=True, frozen=True):
+    """Record what each step does; answered by ``ProfileReply``."""
+
+    call_id: int
+    num_steps: int | None
+
+
+class StopProfile(msgspec.Struct, tag="stop_profile", array_like=True, frozen=True):
+    """End the recording and write it; answered by ``ProfileReply``."""
+
+    call_id: int
+
+
 class Shutdown(msgspec.Struct, tag="shutdown", array_like=True, frozen=True):
     """End the process; whatever runs is dropped."""
 
 
-ToScheduler: TypeAlias = Generate | Abort | FlushCache | GetStats | Shutdown
+ToScheduler: TypeAlias = Generate | Abort | FlushCache | GetStats | StartProfile | StopProfile | Shutdown
 
 
 # --- to the detokenizer -------------------------------------------------------------------------
@@ -259,6 +272,14 @@ class FlushReply(msgspec.Struct, tag="flush_reply", array_like=True, frozen=True
     flushed: bool
 
 
+class ProfileReply(msgspec.Struct, tag="profile_reply", array_like=True, frozen=True):
+    """A recording was started, or is in ``path``; or what is wrong."""
+
+    call_id: int
+    path: str | None = None
+    error: ErrorReport | None = None
+
+
 class StatsReply(msgspec.Struct, tag="stats_reply", array_like=True, frozen=True):
     """Gauges and totals."""
 
@@ -267,7 +288,15 @@ class StatsReply(msgspec.Struct, tag="stats_reply", array_like=True, frozen=True
 
 
 ToFrontend: TypeAlias = (
-    TextBatch | Rejected | Progress | SchedulerReady | DetokenizerReady | Failed | FlushReply | StatsReply
+    TextBatch
+    | Rejected
+    | Progress
+    | SchedulerReady
+    | DetokenizerReady
+    | Failed
+    | FlushReply
+    | ProfileReply
+    | StatsReply
 )
 
 Message: TypeAlias = ToScheduler | ToDetokenizer | ToFrontend

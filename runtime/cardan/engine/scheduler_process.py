@@ -27,11 +27,14 @@ from cardan.engine.messages import (
     Generate,
     GetStats,
     OpenStream,
+    ProfileReply,
     Progress,
     Rejected,
     SchedulerReady,
     Shutdown,
+    StartProfile,
     StatsReply,
+    StopProfile,
     TokenBatch,
     TokenNews,
     ToScheduler,
@@ -66,7 +69,7 @@ def run(config: EngineConfig, folder: Path) -> int:
     detokenizer = Outbox(context, folder, DETOKENIZER_INBOX)
     try:
         prepared, tokenizer = _prepare(config, frontend)
-        core = EngineCore(prepared, tokenizer)
+        core = EngineCore(prepared, tokenizer, profile_folder=config.server.profile_folder)
         _log_plan(prepared)
         # What is there now stays: full collections would walk all of it, and every stream would wait for them.
         gc.freeze()
@@ -171,6 +174,17 @@ class SchedulerServer:
                 self._frontend.send(encode(FlushReply(message.call_id, self._core.flush_cache())))
             case GetStats():
                 self._frontend.send(encode(StatsReply(message.call_id, self._core.stats())))
+            case StartProfile() | StopProfile():
+                self._frontend.send(encode(self._profile(message)))
+
+    def _profile(self, message: StartProfile | StopProfile) -> ProfileReply:
+        try:
+            if isinstance(message, StopProfile):
+                return ProfileReply(message.call_id, path=self._core.stop_profile())
+            self._core.start_profile(message.num_steps)
+        except CardanError as error:
+            return ProfileReply(message.call_id, error=ErrorReport.of(error))
+        return ProfileReply(message.call_id)
 
     def _add(self, message: Generate) -> None:
         try:

@@ -111,6 +111,8 @@ ANSWERS: Mapping[str, Schema] = {
         open_requests=WHOLE,
     ),
     "/freeze_gc": _SUCCESS,
+    "/start_profile": _SUCCESS,
+    "/stop_profile": _SUCCESS,
     "/configure_logging": _SUCCESS,
     "/v1/models": record(object=one_of("list"), data=listed(_MODEL)),
     "/v1/models/{model}": _MODEL,

@@ -231,6 +231,18 @@ OPERATION = (
         body=tuning.LoggingBody,
         summary="change what the server's process logs",
     ),
+    served_post(
+        "/start_profile",
+        endpoint=tuning.start_profile,
+        body=tuning.ProfileBody,
+        summary="record what the scheduler's steps do, with `--profile-folder`",
+    ),
+    ServedRoute(
+        paths=("/stop_profile",),
+        methods=("POST",),
+        endpoint=tuning.stop_profile,
+        summary="end the recording and write it, as a Chrome trace",
+    ),
     served_get("/ready", endpoint=health.ready, summary="whether new requests are taken"),
     served_get(
         "/server_info",

@@ -8,13 +8,16 @@ from __future__ import annotations
 import dataclasses
 import gc
 import logging
-from typing import Literal
+from collections.abc import Mapping
+from typing import Annotated, Literal
 
+from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 
+from cardan.engine.profiling import MAX_STEPS
 from cardan.errors import RequestError
-from cardan.server.http.bodies import Body, parse_body, read_object
+from cardan.server.http.bodies import Body, Refusal, is_one_of, parse_body, read_object
 from cardan.server.http.replies import JsonResponse
 from cardan.server.state import state_of
 
@@ -68,3 +71,37 @@ async def configure_logging(request: Request) -> Response:
     if body.log_level is not None:
         logging.getLogger("cardan").setLevel(body.log_level.upper())
     return JsonResponse({"success": True, **{name: getattr(server, name) for name in LoggingBody.model_fields}})
+
+
+_FOLDER = Refusal("profiles are written into the folder that --profile-folder names.")
+_STEPS = Refusal(
+    "a profile has the steps of the scheduler, in one file; send 'num_steps' or nothing.", is_one_of(None, False, [])
+)
+
+PROFILE_REFUSED: Mapping[str, Refusal] = {
+    "output_dir": _FOLDER,
+    "profile_prefix": _FOLDER,
+    **dict.fromkeys(
+        ("start_step", "activities", "profile_by_stage", "with_stack", "record_shapes", "merge_profiles"), _STEPS
+    ),
+}
+
+
+class ProfileBody(Body):
+    """Body of ``/start_profile``; without a number of steps it goes on until ``/stop_profile``."""
+
+    num_steps: Annotated[int, Field(ge=1, le=MAX_STEPS)] | None = None
+
+
+async def start_profile(request: Request) -> Response:
+    """POST ``/start_profile``: record what the scheduler's steps do from now on."""
+    state = state_of(request)
+    data = await read_object(request, state.config.server.max_body_bytes)
+    body = parse_body(ProfileBody, data, PROFILE_REFUSED)
+    await state.engine.start_profile(body.num_steps)
+    return JsonResponse({"success": True, "folder": state.config.server.profile_folder, "num_steps": body.num_steps})
+
+
+async def stop_profile(request: Request) -> Response:
+    """POST ``/stop_profile``: end the recording and write it."""
+    return JsonResponse({"success": True, "file": await state_of(request).engine.stop_profile()})
