@@ -1,4 +1,4 @@
-"""Kernels run in Triton's interpreter, whose bfloat16 is put right first; without Triton there is nothing to collect."""
+"""Kernels run in Triton's interpreter, whose bfloat16 is put right first; without Triton nothing is collected."""
 
 from __future__ import annotations
 

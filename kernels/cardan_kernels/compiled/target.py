@@ -88,7 +88,10 @@ def compile_variant(variant: Variant, chip: Chip) -> tuple[Compiled, ...]:
 
 @contextmanager
 def _chip_at_hand(chip: Chip) -> Iterator[list[tuple[str, Any]]]:
-    """Launches within compile for ``chip``; gives the list that names and results are added to."""
+    """Launches within compile for ``chip``; gives the list that names and results are added to.
+
+    The process is good for nothing else afterwards: Triton goes on believing in the chip.
+    """
     launched: list[tuple[str, Any]] = []
     run = JITFunction.run
 
@@ -104,7 +107,6 @@ def _chip_at_hand(chip: Chip) -> Iterator[list[tuple[str, Any]]]:
             yield launched
     finally:
         JITFunction.run = run
-        driver.reset_active()
 
 
 def _measured(variant: Variant, chip: Chip, kernel: str, code: Any) -> Compiled:

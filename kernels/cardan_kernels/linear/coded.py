@@ -123,6 +123,7 @@ def _launch_gemv(
         PART=part,
         num_warps=config.num_warps,
         num_stages=config.num_stages,
+        enable_fp_fusion=True,
     )
 
 
@@ -161,6 +162,7 @@ def _launch_gemm(
         GROUP_M=config["group_m"],
         num_warps=config.num_warps,
         num_stages=config.num_stages,
+        enable_fp_fusion=True,
     )
     if partials is not None:
         finish(partials, epilogue.bias, epilogue.residual, out)

@@ -105,7 +105,8 @@ def _numbers(raw: torch.Tensor, layout: BlockLayout, which: int) -> torch.Tensor
     numbers = raw[:, :, at : at + layout.scale_bytes].contiguous()
     if layout.scale is None:
         # codes are doubled, so that the power of two is halved
-        return torch.ldexp(torch.ones(1, device=raw.device), numbers[:, :, 0].to(torch.int32) - 128)
+        exponents = numbers[:, :, 0].to(torch.int32) - 128
+        return torch.ldexp(torch.ones_like(exponents, dtype=torch.float32), exponents)
     return numbers.view(layout.scale)[:, :, 0]
 
 

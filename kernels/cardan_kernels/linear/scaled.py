@@ -122,6 +122,7 @@ def _launch(
         GROUP_M=config["group_m"],
         num_warps=config.num_warps,
         num_stages=config.num_stages,
+        enable_fp_fusion=True,
     )
     if partials is not None:
         finish(partials, epilogue.bias, epilogue.residual, out)

@@ -12,12 +12,14 @@ import triton.language as tl
 from cardan.errors import UnsupportedError
 from cardan_kernels import tuning
 from cardan_kernels.chips import chip_of
+from cardan_kernels.float8 import E4M3FN, E4M3FNUZ, encode
 from cardan_kernels.launching import on_device_of
 
 LARGEST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0, torch.float8_e4m3fnuz: 240.0}
 """The largest code of each type."""
 
 GROUP = 128
+_FORMATS = {torch.int8: 0, torch.float8_e4m3fn: E4M3FN.value, torch.float8_e4m3fnuz: E4M3FNUZ.value}
 
 
 def quantize_rows(
@@ -56,23 +58,24 @@ def quantize_rows(
     if rows == 0 or columns == 0:
         return codes, scales
     config = tuning.choose("quantize_rows", chip_of(x.device), {"rows": rows, "in": columns, "grouped": int(grouped)})
+    written = codes if dtype is torch.int8 else codes.view(torch.uint8)
+    kind = {"LARGEST": LARGEST[dtype], "FORMAT": _FORMATS[dtype], "num_warps": config.num_warps}
     with on_device_of(x):
         if grouped:
-            _groups_kernel[(rows, triton.cdiv(groups, config["groups"]))](
-                x, codes, scales, columns, groups, x.stride(0),
-                LARGEST=LARGEST[dtype], GROUP=GROUP, GROUPS=config["groups"], num_warps=config.num_warps,
-            )  # fmt: skip
+            grid = (rows, triton.cdiv(groups, config["groups"]))
+            _groups_kernel[grid](
+                x, written, scales, columns, groups, x.stride(0), GROUP=GROUP, GROUPS=config["groups"], **kind
+            )
         else:
             block = min(config["block_k"], triton.next_power_of_2(columns))
-            _rows_kernel[(rows,)](
-                x, codes, scales, columns, x.stride(0),
-                LARGEST=LARGEST[dtype], BLOCK=block, num_warps=config.num_warps,
-            )  # fmt: skip
+            _rows_kernel[(rows,)](x, written, scales, columns, x.stride(0), BLOCK=block, **kind)
     return codes, scales
 
 
 @triton.jit
-def _rows_kernel(x_ptr, codes_ptr, scales_ptr, columns, x_stride, LARGEST: tl.constexpr, BLOCK: tl.constexpr):
+def _rows_kernel(
+    x_ptr, codes_ptr, scales_ptr, columns, x_stride, LARGEST: tl.constexpr, FORMAT: tl.constexpr, BLOCK: tl.constexpr
+):
     """One row: its largest size, then its codes; the second reading comes from cache."""
     row = tl.program_id(0).to(tl.int64)
     sizes = tl.zeros((BLOCK,), tl.float32)
@@ -85,7 +88,9 @@ def _rows_kernel(x_ptr, codes_ptr, scales_ptr, columns, x_stride, LARGEST: tl.co
         at = start + tl.arange(0, BLOCK)
         value = tl.load(x_ptr + row * x_stride + at, at < columns, 0.0).to(tl.float32)
         tl.store(
-            codes_ptr + row * columns + at, _codes(value / scale, codes_ptr.dtype.element_ty, LARGEST), at < columns
+            codes_ptr + row * columns + at,
+            _codes(tl.div_rn(value, scale + tl.zeros_like(value)), LARGEST, FORMAT),
+            at < columns,
         )
 
 
@@ -98,6 +103,7 @@ def _groups_kernel(
     groups,
     x_stride,
     LARGEST: tl.constexpr,
+    FORMAT: tl.constexpr,
     GROUP: tl.constexpr,
     GROUPS: tl.constexpr,
 ):
@@ -108,20 +114,22 @@ def _groups_kernel(
     value = tl.load(x_ptr + row * x_stride + at, at < columns, 0.0).to(tl.float32)
     scale = _scale(tl.max(tl.abs(value), 1), LARGEST)
     tl.store(scales_ptr + row * groups + group, scale, group < groups)
-    codes = _codes(value / scale[:, None], codes_ptr.dtype.element_ty, LARGEST)
+    codes = _codes(tl.div_rn(value, scale[:, None] + tl.zeros_like(value)), LARGEST, FORMAT)
     tl.store(codes_ptr + row * columns + at, codes, at < columns)
 
 
 @triton.jit
 def _scale(size, LARGEST: tl.constexpr):
     """The step of codes up to a size."""
-    return tl.where(size > 0.0, size / LARGEST, 1.0)
+    return tl.where(size > 0.0, tl.div_rn(size, size * 0.0 + LARGEST), 1.0)
 
 
 @triton.jit
-def _codes(value, DTYPE: tl.constexpr, LARGEST: tl.constexpr):
+def _codes(value, LARGEST: tl.constexpr, FORMAT: tl.constexpr):
     """Numbers within the largest code to codes; 1.5 * 2^23 leaves no digits behind the point, so adding it rounds."""
-    value = tl.minimum(tl.maximum(value, -LARGEST), LARGEST)
-    if DTYPE == tl.int8:
-        value = (value + 12582912.0) - 12582912.0
-    return value.to(DTYPE)
+    if FORMAT == 0:
+        value = tl.minimum(tl.maximum(value, -LARGEST), LARGEST)
+        codes = ((value + 12582912.0) - 12582912.0).to(tl.int8)
+    else:
+        codes = encode(value, FORMAT)
+    return codes
