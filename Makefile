@@ -1,4 +1,4 @@
-# demo · test · test-more · check · conform · native-compile · native-sanitize · bench · bench-peers · mac-check · screenshots · soak · fuzz-api · docs
+# demo · test · test-more · check · conform · native-compile · native-emulate · native-sanitize · bench · bench-peers · mac-check · screenshots · soak · fuzz-api · docs
 #
 # Everything is installed into .venv; models are kept in .cardan. Nothing else of the machine is touched.
 
@@ -28,7 +28,7 @@ P ?= $(PLATFORM)
 # One process a core, one thread each; a file stays in one process, so that its fixtures are made once.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile
 
-.PHONY: demo test test-more check conform native-compile native-sanitize bench bench-peers mac-check screenshots soak fuzz-api docs clean
+.PHONY: demo test test-more check conform native-compile native-emulate native-sanitize bench bench-peers mac-check screenshots soak fuzz-api docs clean
 
 demo: $(VENV)/installed-$(PLATFORM) $(NATIVE)
 	@$(BIN)/python examples/demo.py
@@ -36,10 +36,11 @@ demo: $(VENV)/installed-$(PLATFORM) $(NATIVE)
 test: $(VENV)/installed-test $(NATIVE) $(CARDAN_CACHE)/fetched
 	$(PYTEST) -m "not slow and $(PORTABLE)"
 
-# The slow ones, and what every server must do, on MLX and a tiny model.
+# The slow ones, and what every server must do, on MLX with a tiny model and on the CPU with SmolLM2.
 test-more: $(VENV)/installed-test $(VENV)/installed-routers $(NATIVE) $(CARDAN_CACHE)/fetched
 	CARDAN_TEST_ROUTERS="$(ROUTERS)" $(PYTEST) -m "slow and $(PORTABLE)"
 	CARDAN_TEST_SERVER_ENGINES=mlx $(PYTEST) tests/server -k "[mlx" -m "not slow"
+	CARDAN_TEST_SERVER_ENGINES=smollm2 $(PYTEST) tests/server -k "[smollm2" -m "not slow"
 
 # Half an hour of mixed traffic.
 soak: $(VENV)/installed-test
@@ -66,6 +67,14 @@ conform: $(VENV)/installed-test $(NATIVE)
 native-compile: $(BIN)/python
 	@echo "Compiling every variant of the CPU's kernels ..."
 	@$(BIN)/python -m pip wheel -qq --disable-pip-version-check --no-deps -w $(VENV)/wheels ./kernels/native
+
+# What the kernels for AVX-512 and AMX compute, on any processor with AVX2: their instructions are emulated, so it
+# takes long.
+native-emulate: $(VENV)/installed-test
+	@echo "Building the CPU's kernels for an emulated processor ..."
+	@$(PIP) --no-deps --upgrade --target $(VENV)/emulated -C cmake.define.CARDAN_EMULATE=ON \
+		-C 'cmake.define.CARDAN_VARIANTS=avx512;amx' ./kernels/native
+	PYTHONPATH=$(VENV)/emulated $(PYTEST) tests/native
 
 # The thread pool of the CPU's kernels under the address, undefined-behaviour and thread sanitizers.
 native-sanitize: $(VENV)/installed-test

@@ -22,7 +22,7 @@ from cardan_cpu import platform
 from cardan_cpu.cpu_platform import _recommended_dtype
 from cardan_cpu.device import CpuDevice, default_threads
 from cardan_cpu.host import Host, compute_threads, read_host, usable_cores
-from cardan_cpu.kernels import KINDS, NATIVE, TORCH, Choice, choose
+from cardan_cpu.kernels import KINDS, NATIVE, TORCH, VERIFIED, Choice, choose
 from cardan_cpu.linear import WIDEN_FROM_ROWS, CpuDenseLinear, WideningWeight
 from cardan_torch import DenseLinear
 
@@ -178,11 +178,12 @@ def test_the_option_of_kernels_is_honoured_and_kept_to_the_copy() -> None:
 def test_every_feature_is_answered_with_a_reason_and_evidence(asked: str) -> None:
     chosen = platform.configured({"kernels": asked})
     capabilities = chosen.capabilities(chosen.devices()[0])
+    evidence = VERIFIED.get(choose(asked).variant or "", Evidence.HARDWARE)
     for feature in Feature:
         assert str(feature) in capabilities.features
     for name, answer in capabilities.features.items():
         assert answer.reason, name
-        assert not capabilities.supports(name) or answer.evidence is Evidence.HARDWARE
+        assert not capabilities.supports(name) or answer.evidence is evidence
     assert capabilities.page_sizes[0] == 1
 
 

@@ -12,11 +12,11 @@ import pytest
 cn = pytest.importorskip("cardan_native")
 
 from cardan.errors import ConfigError, UnsupportedError  # noqa: E402
-from cardan.platform import DeviceInfo, Evidence, Feature, Memory, SharedMemoryPolicy, Support  # noqa: E402
+from cardan.platform import DeviceInfo, Evidence, Feature, Memory, SharedMemoryPolicy  # noqa: E402
 from cardan.types import KVLayout, LayerKV  # noqa: E402
 from cardan_cpu import platform  # noqa: E402
 from cardan_cpu.features import native_features  # noqa: E402
-from cardan_cpu.kernels import choose, require  # noqa: E402
+from cardan_cpu.kernels import VERIFIED, choose, require  # noqa: E402
 from cardan_cpu.native_attention import NativeAttention  # noqa: E402
 from cardan_cpu.native_device import NativeDevice  # noqa: E402
 
@@ -70,13 +70,11 @@ def test_every_feature_is_answered(variant: str) -> None:
     features = native_features(variant)
     for feature in Feature:
         assert features[str(feature)].reason
-    assert {answer.evidence for answer in features.values() if answer.support is not Support.UNSUPPORTED} == {
-        Evidence.HARDWARE
-    }
+    assert {answer.evidence for answer in features.values()} == {VERIFIED[variant]}
 
 
 def test_a_variant_that_no_test_has_run_claims_no_evidence(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cardan_cpu.features.RUN_VARIANTS", frozenset())
+    monkeypatch.setattr("cardan_cpu.features.VERIFIED", {})
     assert {answer.evidence for answer in native_features("portable").values()} == {Evidence.NONE}
 
 

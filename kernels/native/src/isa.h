@@ -11,7 +11,11 @@
 
 namespace cardan_native {
 
-#if defined(__x86_64__)
+#if defined(CARDAN_EMULATE)
+inline bool has_avx2() { return true; }
+inline bool has_avx512() { return true; }
+inline bool has_amx() { return true; }
+#elif defined(__x86_64__)
 // Linux hands out the tile registers on request only (Documentation/arch/x86/xstate.rst); asking twice does no harm.
 inline bool may_use_tiles() {
 #if defined(__linux__)

@@ -15,6 +15,7 @@ from cardan.platform import (
     Availability,
     Capabilities,
     DeviceInfo,
+    Evidence,
     ModelFacts,
     OpsDevice,
     OptionSpec,
@@ -24,7 +25,7 @@ from cardan.platform import (
 )
 from cardan_cpu.features import DENSE_FORMATS, native_features, torch_features
 from cardan_cpu.host import Host, read_host
-from cardan_cpu.kernels import KINDS, NATIVE, RUN_VARIANTS, Choice, choose, require
+from cardan_cpu.kernels import KINDS, NATIVE, VERIFIED, Choice, choose, require
 from cardan_cpu.native_linear import ACTIVATIONS
 
 SCORE = 10
@@ -67,7 +68,7 @@ class CpuPlatform(Platform):
         """What works; the tests of this platform run on CPUs."""
         choice = choose(self.asked)
         if choice.kind == NATIVE and choice.variant is not None:
-            notes = () if choice.variant in RUN_VARIANTS else (_untried(choice.variant),)
+            notes = () if VERIFIED.get(choice.variant) is Evidence.HARDWARE else (_untried(choice.variant),)
             return Capabilities(features=native_features(choice.variant), page_sizes=PAGE_SIZES, notes=notes)
         return Capabilities(features=torch_features(read_host()), page_sizes=PAGE_SIZES)
 
@@ -144,7 +145,10 @@ weights would take twice the bytes of bfloat16."""
 
 
 def _untried(variant: str) -> str:
-    return f"The native kernels for {variant} have not been run by Cardan's tests; kernels=torch is there to compare."
+    return (
+        f"The native kernels for {variant} have been tested with their instructions emulated, not on a processor that "
+        "has them; kernels=torch is there to compare."
+    )
 
 
 def _recommended_dtype(facts: ModelFacts, host: Host, choice: Choice) -> Recommendation:

@@ -5,10 +5,12 @@ It opens no device.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from cardan.platform import Capability, Evidence, Feature, Support
 from cardan.quantization import FLOAT8_FORMATS, INTEGER_FORMATS, format_spec
 from cardan_cpu.host import Host
-from cardan_cpu.kernels import RUN_VARIANTS
+from cardan_cpu.kernels import VERIFIED
 
 DENSE_FORMATS = ("F32", "F16", "BF16")
 BLOCK_FORMATS = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "MXFP4")
@@ -78,9 +80,8 @@ def native_features(variant: str) -> dict[str, Capability]:
     for fmt in (*DENSE_FORMATS, *BLOCK_FORMATS, *AFFINE_FORMATS, *INTEGER_FORMATS, *FLOAT8_FORMATS):
         how = _native(_how_multiplied(fmt))
         features[f"weights:{fmt}"] = how if fmt in taken else _emulated("no kernel here takes this format")
-    if variant in RUN_VARIANTS:
-        return features
-    return {name: _untried(answer) for name, answer in features.items()}
+    evidence = VERIFIED.get(variant, Evidence.NONE)
+    return {name: replace(answer, evidence=evidence) for name, answer in features.items()}
 
 
 def _how_multiplied(fmt: str) -> str:
@@ -98,10 +99,6 @@ def _native_formats(variant: str) -> frozenset[str]:
     from cardan_native import load
 
     return NativeLinear(load(variant)).formats
-
-
-def _untried(answer: Capability) -> Capability:
-    return Capability(answer.support, answer.reason, Evidence.NONE, answer.alternative)
 
 
 def _of_every_kind() -> dict[str, Capability]:

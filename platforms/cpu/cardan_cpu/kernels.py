@@ -9,14 +9,21 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 
 from cardan.errors import ConfigError
+from cardan.platform import Evidence
 
 NATIVE = "native"
 TORCH = "torch"
 KINDS = ("auto", NATIVE, TORCH)
 """Values of ``--platform-option kernels=…``; ``auto`` takes the native kernels where they can be used."""
 
-RUN_VARIANTS = frozenset({"portable", "avx2"})
-"""Variants of the native kernels whose tests have been run on a processor that has them."""
+VERIFIED = {
+    "portable": Evidence.HARDWARE,
+    "avx2": Evidence.HARDWARE,
+    "avx512": Evidence.SIMULATOR,
+    "amx": Evidence.SIMULATOR,
+}
+"""How the tests of each variant of the native kernels have been run: on a processor that has its instructions, or with
+these emulated (``make native-emulate``)."""
 
 NO_TORCH = "torch is not installed; `pip install cardan[cpu]` brings it"
 NO_NATIVE = "cardan-native is not installed; `pip install ./kernels/native` builds it from Cardan's sources"
