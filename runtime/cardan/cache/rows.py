@@ -15,14 +15,21 @@ class RowTable:
 
     Attributes:
         slots: int32 ``[num_rows, max_length]``, slot of each position of each row.
+        flat: the same memory, int32 ``[num_rows * max_length]``.
     """
 
-    __slots__ = ("_free", "slots")
+    __slots__ = ("_free", "flat", "slots")
 
     def __init__(self, num_rows: int, max_length: int) -> None:
         """Make a table whose rows ``1 .. num_rows - 1`` are free."""
         self.slots: Int32Array = np.zeros((num_rows, max_length), dtype=np.int32)
+        self.flat: Int32Array = self.slots.reshape(-1)
         self._free = list(range(num_rows - 1, 0, -1))
+
+    @property
+    def max_length(self) -> int:
+        """Cells of a row."""
+        return int(self.slots.shape[1])
 
     @property
     def num_rows(self) -> int:

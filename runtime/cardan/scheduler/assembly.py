@@ -9,7 +9,7 @@ import numpy as np
 
 from cardan.scheduler.memory import RowMemory
 from cardan.scheduler.request import Request
-from cardan.scheduler.running import RowIndex
+from cardan.scheduler.running import ONE, RowIndex
 from cardan.scheduler.sampling import SamplingAssembler
 from cardan.scheduler.state import Extend, Scheduled, State
 from cardan.scheduler.vectors import NO_STATES, WantedStates, given_embeds
@@ -29,12 +29,18 @@ class BatchAssembler:
         state = self._state
         if state.memory.arrays.forced:
             return self.prefill([], rows)
-        memory, arrays, count = state.memory, state.memory.arrays, int(rows.shape[0])
-        input_ids = np.where(arrays.pending[rows] > 0, np.int32(-1), arrays.last_token[rows])
-        row_ids = state.running.row_ids if rows is state.running.rows else rows.astype(np.int32)
-        positions, slots = memory.extend_decode(rows, row_ids)
+        memory, arrays, count = state.memory, state.memory.arrays, rows.shape[0]
+        pending = arrays.pending[rows]
+        input_ids = self._newest(rows, pending)
+        if rows is state.running.rows and state.lanes.all_decode:
+            row_ids = state.running.row_ids
+            positions, slots, seq_lens = memory.extend_lanes(state.lanes, row_ids)
+        else:
+            row_ids = rows.astype(np.int32)
+            positions, slots = memory.extend_decode(rows, row_ids)
+            seq_lens = positions + ONE
+        arrays.pending[rows] = pending + ONE
         requests, rids = self._names(rows)
-        seq_lens = positions + np.int32(1)
         sampling = self._sampling.build(rows, row_ids, requests, seq_lens)
         wanted = NO_STATES
         if arrays.num_hidden:
@@ -52,7 +58,6 @@ class BatchAssembler:
             sampling=sampling,
             hidden_at=wanted.index,
         )
-        arrays.pending[rows] += 1
         return Scheduled(batch=batch, requests=requests, rids=rids, rows=rows, hidden=wanted.owners)
 
     def prefill(self, extends: list[Extend], riding: RowIndex) -> Scheduled:
@@ -94,7 +99,7 @@ class BatchAssembler:
             row_ids=row_ids,
             out_slots=memory.by_group(parts.slots),
             table_deltas=memory.begin_step(),
-            logits_at=starts[1:][samples] - np.int32(1),
+            logits_at=starts[1:][samples] - ONE,
             sampling=sampling,
             prompt_logprobs=logprobs,
             pooled=spans,
@@ -116,7 +121,7 @@ class BatchAssembler:
     def _ride(self, rows: RowIndex, counts: Int32Array) -> _Parts:
         """Tokens of rows that decode: the newest of each, and those forced before it."""
         memory, arrays = self._state.memory, self._state.memory.arrays
-        newest = np.where(arrays.pending[rows] > 0, np.int32(-1), arrays.last_token[rows])
+        newest = self._newest(rows, arrays.pending[rows])
         if (counts == 1).all():
             return _Parts(newest, *memory.extend_decode(rows, rows.astype(np.int32)))
         ids = np.repeat(newest, counts)
@@ -125,6 +130,13 @@ class BatchAssembler:
             (request,) = self._owners(rows[index : index + 1])
             ids[ends[index] - counts[index] : ends[index]] = request.output_ids[-int(counts[index]) :]
         return _Parts(ids, *memory.extend_rows(rows, counts))
+
+    def _newest(self, rows: RowIndex, pending: Int32Array) -> Int32Array:
+        """The newest token of each row, -1 where a step in flight samples it."""
+        last_token = self._state.memory.arrays.last_token[rows]
+        if not np.count_nonzero(pending):
+            return last_token
+        return np.where(pending > 0, np.int32(-1), last_token)
 
     def _owners(self, rows: RowIndex) -> tuple[Request, ...]:
         owners = self._state.memory.arrays.requests

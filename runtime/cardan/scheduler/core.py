@@ -216,6 +216,7 @@ class Scheduler:
         state = self._state
         state.memory.check_slots()
         state.memory.cache.check_invariants()
+        state.lanes.check()
         assert len(state.in_flight) <= MAX_IN_FLIGHT
         alive = {request.row for request in state.open.values() if request.row}
         rows = state.memory.arrays

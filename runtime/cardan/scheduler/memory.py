@@ -20,6 +20,7 @@ from cardan.cache import (
     RowTable,
     SlotAllocator,
 )
+from cardan.scheduler.lanes import Lanes
 from cardan.scheduler.request import Request
 from cardan.scheduler.row_arrays import RowArrays
 from cardan.scheduler.running import RowIndex
@@ -126,17 +127,22 @@ class RowMemory:
             Positions and slots of the tokens, int32 ``[rows]`` each.
         """
         positions = self.arrays.seq_len[rows]
-        table = self.table.slots
-        if self.page_size == 1:
-            slots = self.slots.allocate_pages(int(rows.shape[0]))
-        else:
-            fresh = positions % self.page_size == 0
-            slots = table[rows, np.maximum(positions - 1, 0)] + np.int32(1)
-            slots[fresh] = self.slots.allocate_pages(int(np.count_nonzero(fresh))) * np.int32(self.page_size)
-        table[rows, positions] = slots
+        slots = self._extend_cells(rows * self.table.max_length + positions, positions)
         self.arrays.seq_len[rows] = positions + 1
+        self.arrays.version += 1
         self._writes.append(_Write(row_ids, positions, slots))
         return positions, slots
+
+    def extend_lanes(self, lanes: Lanes, row_ids: Int32Array) -> tuple[Int32Array, Int32Array, Int32Array]:
+        """Take a slot for one more token of every running row; there is room, and all may decode.
+
+        Returns:
+            Positions and slots of the tokens, and the rows' lengths with them, int32 ``[rows]`` each.
+        """
+        positions = lanes.positions
+        slots = self._extend_cells(lanes.cells, positions)
+        self._writes.append(_Write(row_ids, positions, slots))
+        return positions, slots, lanes.advance()
 
     def extend_rows(self, rows: RowIndex, counts: Int32Array) -> tuple[Int32Array, Int32Array]:
         """Take slots for several more tokens of each row, wherever in a page it ends; there is room.
@@ -156,6 +162,7 @@ class RowMemory:
             self._write(row, start, run)
             self.arrays.seq_len[row] = start + count
             self.arrays.forced.pop(row, None)
+            self.arrays.version += 1
             positions.append(np.arange(start, start + count, dtype=np.int32))
             slots.append(run)
         return np.concatenate(positions), np.concatenate(slots)
@@ -257,6 +264,18 @@ class RowMemory:
         assert (counts[1:] == 1).all(), f"pages lost or held twice: {np.flatnonzero(counts[1:] != 1) + 1}"
 
     # --- inside ---
+
+    def _extend_cells(self, cells: RowIndex, positions: Int32Array) -> Int32Array:
+        """Take a slot for a token in each cell of the table, which is at a position of its row."""
+        table = self.table.flat
+        if self.page_size == 1:
+            slots = self.slots.allocate_pages(cells.shape[0])
+        else:
+            fresh = positions % self.page_size == 0
+            slots = table[cells - 1] + np.int32(1)
+            slots[fresh] = self.slots.allocate_pages(np.count_nonzero(fresh)) * np.int32(self.page_size)
+        table[cells] = slots
+        return slots
 
     def _pages(self, lengths: Int32Array) -> Int32Array:
         return -(-lengths // self.page_size)

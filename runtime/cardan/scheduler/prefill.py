@@ -205,6 +205,8 @@ def riding_rows(state: State) -> RowIndex:
 def decodable_rows(state: State) -> RowIndex:
     """Running rows but for those that end by length with a step in flight, or wait for it to be read."""
     rows, arrays = state.running.rows, state.memory.arrays
+    if state.lanes.all_decode:
+        return rows
     left = arrays.generated[rows] + arrays.pending[rows] < arrays.max_new[rows]
     left &= ~arrays.held[rows]
-    return rows if left.all() else rows[left]
+    return rows[left]

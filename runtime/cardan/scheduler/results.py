@@ -11,7 +11,7 @@ import numpy as np
 
 from cardan.scheduler.outputs import OutputBatch
 from cardan.scheduler.request import Request, RequestState
-from cardan.scheduler.running import RowIndex
+from cardan.scheduler.running import ONE, RowIndex
 from cardan.scheduler.state import Scheduled, State, output_of
 from cardan.types import BoolArray, FinishKind, FinishReason, Int32Array, StepResult, TokenLogprobs
 
@@ -38,6 +38,7 @@ class Committer:
     def __init__(self, state: State) -> None:
         self._state = state
         self._vocab_size = state.settings.vocab_size
+        self._vocab_limit = np.array(self._vocab_size, dtype=np.uint32)
 
     def commit(self, scheduled: Scheduled, result: StepResult) -> OutputBatch:
         """Take a step's tokens in. Rows that ended meanwhile drop theirs; retracted requests keep theirs."""
@@ -63,49 +64,44 @@ class Committer:
         state, scheduled = self._state, reading.scheduled
         arrays, rows = state.memory.arrays, scheduled.rows
         tokens = np.asarray(reading.result.tokens, dtype=np.int32)
-        arrays.pending[rows] -= 1
-        bad = tokens.view(np.uint32) >= np.uint32(state.settings.vocab_size)
+        arrays.pending[rows] = arrays.pending[rows] - ONE
+        bad = tokens.view(np.uint32) >= self._vocab_limit
         bad |= reading.result.failed
         alive = arrays.alive[rows]
-        everyone = bool(alive.all()) and not bad.any()
-        if everyone:
-            self._append(scheduled.requests, rows, tokens)
-            plain = ~self._needs_care(rows, tokens)
+        good = alive & ~bad
+        if np.count_nonzero(good) == rows.shape[0]:
+            ids = tokens.tolist()
+            care = self._append(scheduled.requests, rows, tokens, ids)
+            if not np.count_nonzero(care):
+                reading.outputs.rids.extend(scheduled.rids)
+                reading.outputs.token_ids.extend(ids)
+                return
         else:
-            good = np.flatnonzero(alive & ~bad)
-            self._append([scheduled.requests[i] for i in good.tolist()], rows[good], tokens[good])
-            plain = np.zeros(rows.shape[0], dtype=bool)
-            plain[good] = ~self._needs_care(rows[good], tokens[good])
-        self._hand_out(reading, plain, tokens)
-        for i in np.flatnonzero(~plain).tolist():
+            chosen = np.flatnonzero(good)
+            requests = [scheduled.requests[i] for i in chosen.tolist()]
+            care = ~good
+            care[chosen] = self._append(requests, rows[chosen], tokens[chosen], tokens[chosen].tolist())
+        self._hand_out(reading, np.flatnonzero(~care), tokens)
+        for i in np.flatnonzero(care).tolist():
             self._take_with_care(reading, i, int(tokens[i]), bool(bad[i]), bool(alive[i]))
 
-    def _append(self, requests: list[Request], rows: RowIndex, tokens: Int32Array) -> None:
-        for request, token in zip(requests, tokens.tolist(), strict=True):
+    def _append(self, requests: list[Request], rows: RowIndex, tokens: Int32Array, ids: list[int]) -> BoolArray:
+        """Add a token, given twice, to each row. Returns which may end with it, or whose news is more than it."""
+        for request, token in zip(requests, ids, strict=True):
             request.output_ids.append(token)
         arrays = self._state.memory.arrays
-        arrays.generated[rows] += 1
+        generated = arrays.generated[rows] + ONE
+        arrays.generated[rows] = generated
         arrays.last_token[rows] = tokens
-        self._state.totals["generated_tokens"] += len(requests)
-
-    def _needs_care(self, rows: RowIndex, tokens: Int32Array) -> BoolArray:
-        """Rows that may end with this token, or whose news is more than a token."""
-        arrays = self._state.memory.arrays
-        generated = arrays.generated[rows]
-        care: BoolArray = generated >= arrays.max_new[rows]
-        care |= generated == 1
-        care |= arrays.careful[rows]
+        self._state.totals["generated_tokens"] += len(ids)
+        care: BoolArray = generated >= arrays.care_from[rows]
+        care |= generated == ONE
         care |= arrays.maybe_stop[tokens]
         return care
 
     @staticmethod
-    def _hand_out(reading: _Reading, plain: BoolArray, tokens: Int32Array) -> None:
+    def _hand_out(reading: _Reading, chosen: RowIndex, tokens: Int32Array) -> None:
         outputs, rids = reading.outputs, reading.scheduled.rids
-        if plain.all():
-            outputs.rids.extend(rids)
-            outputs.token_ids.extend(tokens.tolist())
-            return
-        chosen = np.flatnonzero(plain)
         outputs.rids.extend([rids[i] for i in chosen.tolist()])
         outputs.token_ids.extend(tokens[chosen].tolist())
 
@@ -156,9 +152,10 @@ class Committer:
         assert grammar is not None
         arrays = state.memory.arrays
         if row and arrays.pending[row]:
-            arrays.held[row] = len(grammar.forced) >= LEAST_JUMP
+            arrays.hold(row, len(grammar.forced) >= LEAST_JUMP)
             return [], None
-        arrays.held[row] = False
+        if arrays.held[row]:
+            arrays.hold(row, False)
         added: list[int] = []
         reason: FinishReason | None = None
         while reason is None and grammar.forced:

@@ -31,11 +31,13 @@ class RowArrays:
         last_token: int32, the last committed token.
         full_reserve: bool, admission reserves all of its output (``ignore_eos``).
         maybe_stop: bool ``[vocab]``, ids that ended or could end a request at some time; others end none.
-        careful: bool, each of its tokens is looked at alone (its stops need a call, or it wants logprobs).
+        care_from: int32, tokens from which on each one is looked at alone: the most it may generate, or 0 where its
+            stops need a call, or it wants logprobs.
         has_bias: bool, it has a logit bias or a least length.
         has_ids: bool, it wants logprobs of ids it names.
         held: bool, it waits for its step in flight to be read, since forced tokens follow what that samples.
         forced: for rows with committed tokens that no step has computed beside the newest one: how many.
+        version: grows whenever anything but a decode step of all running rows moves a row on, or makes it wait.
     """
 
     def __init__(self, num_rows: int, vocab_size: int) -> None:
@@ -56,12 +58,13 @@ class RowArrays:
         self.num_prompt = zeros(np.int32)
         self.last_token = zeros(np.int32)
         self.full_reserve = zeros(bool)
-        self.careful = zeros(bool)
+        self.care_from = zeros(np.int32)
         self.has_bias = zeros(bool)
         self.has_ids = zeros(bool)
         self.has_mask = zeros(bool)
         self.held = zeros(bool)
         self.forced: dict[int, int] = {}
+        self.version = 0
         self.num_hidden = 0
         self.want_logprobs = zeros(bool)
         self.top_logprobs = zeros(np.int32)
@@ -100,6 +103,12 @@ class RowArrays:
         self.generated[row] += len(tokens)
         self.last_token[row] = tokens[-1]
         self.forced[row] = self.forced.get(row, 0) + len(tokens)
+        self.version += 1
+
+    def hold(self, row: int, held: bool) -> None:
+        """Make a row wait for its step in flight to be read, or let it go on."""
+        self.held[row] = held
+        self.version += 1
 
     def tokens_to_compute(self, rows: npt.NDArray[np.intp]) -> Int32Array:
         """Tokens of each row that the next step computes: the newest one, and those forced before it, int32."""
@@ -113,8 +122,8 @@ class RowArrays:
         self.min_new[row] = params.min_new_tokens
         self.full_reserve[row] = params.ignore_eos
         careful = request.calls_checker or request.logprobs.output or request.needs_grammar or request.hidden_states
-        self.careful[row] = careful
         self.num_hidden += request.hidden_states
+        self.care_from[row] = 0 if careful else request.max_new_tokens
         self.maybe_stop[[token for token in request.stop_ids if 0 <= token < self._vocab_size]] = True
 
     def _assign_sampling(self, row: int, request: Request) -> None:

@@ -18,6 +18,10 @@ RowIndex: TypeAlias = npt.NDArray[np.intp]
 """Row ids in the type that numpy indexes with; other integers are converted anew by every look-up."""
 
 
+ONE: Int32Array = np.array(1, dtype=np.int32)
+"""To be added to arrays: an array of no axis, since numpy takes thrice as long to convert a number each time."""
+
+
 class RunningSet:
     """Rows that have all their prompt in the pool.
 

@@ -82,7 +82,7 @@ class SamplingAssembler:
             bias_index=bias_index,
             bias_ids=bias_ids,
             bias_values=bias_values,
-            penalty_seeds=tuple(penalty_seed(request) for request in new if request.has_penalty),
+            penalty_seeds=tuple(penalty_seed(request) for request in new if request.has_penalty) if new else (),
             want_logprobs=fixed.want_logprobs,
             top_logprobs=fixed.top_logprobs,
             logprob_token_ids=fixed.token_ids,

@@ -10,6 +10,7 @@ from collections import Counter, deque
 from dataclasses import dataclass, field
 
 from cardan.scheduler.events import FallbackLogged, LogEvent, RetractionLogged
+from cardan.scheduler.lanes import Lanes
 from cardan.scheduler.memory import RowMemory
 from cardan.scheduler.outputs import RequestOutput
 from cardan.scheduler.request import Request, RequestState
@@ -96,6 +97,7 @@ class State:
         totals: counters.
         rng: for random orders.
         head_blocked: the first in the queue did not fit, and nothing has changed since.
+        lanes: the running rows side by side.
     """
 
     settings: SchedulerSettings
@@ -112,6 +114,10 @@ class State:
     events: list[LogEvent] = field(default_factory=list)
     totals: Counter[str] = field(default_factory=Counter)
     head_blocked: bool = False
+    lanes: Lanes = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.lanes = Lanes(self.running, self.memory.arrays, self.memory.table.max_length)
 
     @property
     def num_running(self) -> int:
