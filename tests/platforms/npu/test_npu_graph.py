@@ -1,0 +1,148 @@
+"""Decode steps as NPU graphs: buckets, padding rows, the cap on captured steps, and lengths that follow each step."""
+
+from __future__ import annotations
+
+import logging
+
+import numpy as np
+import pytest
+
+from cardan.platform import AttentionMeta
+from cardan.types import ForwardMode, KVLayout, LayerKV, TableDelta
+
+PAGE, ROWS, LENGTH = 128, 8, 512
+WINDOW = 100
+
+
+def layer(index: int, window: int | None = None, softcap: float | None = None) -> LayerKV:
+    return LayerKV(index=index, q_heads=2, kv_heads=1, k_dim=16, v_dim=16, scale=0.25, window=window, softcap=softcap)
+
+
+def meta(lengths: list[int], slots: np.ndarray) -> AttentionMeta:
+    """A decode step of the first rows, whose tables are ``slots``."""
+    count = len(lengths)
+    ends = np.array(lengths, np.int32)
+    rows = np.arange(count, dtype=np.int32)
+    return AttentionMeta(
+        mode=ForwardMode.DECODE,
+        query_starts=np.arange(count + 1, dtype=np.int32),
+        seq_lens=ends,
+        row_ids=rows,
+        positions=ends - 1,
+        out_slots=slots[rows, ends - 1][None].astype(np.int32),
+    )
+
+
+class Setup:
+    """A runner over layers, and the same step run eagerly."""
+
+    def __init__(self, device, layers) -> None:
+        import torch
+
+        from cardan_npu.graph import NpuGraphRunner
+
+        rng = np.random.default_rng(7)
+        layout = KVLayout(layers=layers, page_size=PAGE, dtype="float16")
+        pages = rng.permutation(ROWS * LENGTH // PAGE) + 1
+        self.slots = (pages.reshape(ROWS, -1, 1) * PAGE + np.arange(PAGE)).reshape(ROWS, LENGTH)
+        self.pool = device.allocate_kv(layout, (len(pages) + 1) * PAGE, ROWS, LENGTH)
+        for row in range(ROWS):
+            self.pool.update_tables([TableDelta(row_id=row, start=0, slots=self.slots[row][None].astype(np.int32))])
+        for leaf in self.pool.leaves():
+            leaf.copy_(torch.from_numpy(rng.normal(size=tuple(leaf.shape)).astype(np.float16)))
+        self.backend = device.attention("fused", self.pool, layout, "float16")
+        self.layers = layers
+        self.table = device.ops.from_host(rng.normal(size=(64, 64)).astype(np.float32), "float16")
+        self.device = device
+        self.steps = 0
+        self.runner = NpuGraphRunner(self.backend, self.step, device.graph_rows)
+
+    def step(self, ids, positions, plan):
+        """A model of attention alone: queries, keys and values are a token's row of a table."""
+        self.steps += 1
+        rows = self.table.index_select(0, ids)
+        out = rows[:, :32] + positions[:, None].to(rows.dtype) * 0.01
+        for each in self.layers:
+            q, k, v = rows[:, :32].reshape(-1, 2, 16), rows[:, 32:48, None], rows[:, 48:, None]
+            parts = q.contiguous(), k.transpose(1, 2).contiguous(), v.transpose(1, 2).contiguous()
+            out = out + self.backend.forward(*parts, each, plan)
+        return out
+
+    def both(self, lengths: list[int]):
+        step = meta(lengths, self.slots)
+        ids = self.device.ops.from_host(np.arange(len(lengths), dtype=np.int32) + 3)
+        replayed = self.device.ops.to_host(self.runner.replay(ids, step)).copy()
+        positions = self.device.ops.from_host(step.positions)
+        eager = self.device.ops.to_host(self.step(ids, positions, self.backend.plan(step)))
+        return replayed, eager
+
+
+KINDS = {
+    "full": (layer(0),),
+    "window": (layer(0, window=WINDOW),),
+    "both": (layer(0), layer(1, window=WINDOW), layer(2)),
+    "some-by-torch": (layer(0), layer(1, softcap=3.0), layer(2, window=WINDOW, softcap=3.0)),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_replays_equal_eager_steps_as_lengths_grow_and_rows_go(device, kind):
+    setup = Setup(device, KINDS[kind])
+    for lengths in ([5, 200, 129], [6, 201, 130], [127, 128], [128, 129], [512, 1, 99, 100], [300]):
+        replayed, eager = setup.both(lengths)
+        np.testing.assert_allclose(replayed, eager, atol=4e-3, rtol=4e-3, err_msg=str(lengths))
+    assert sorted({rows for rows, _ in setup.runner.buckets}) == [1, 2, 4]
+
+
+def test_a_bucket_is_captured_once(device):
+    setup = Setup(device, KINDS["full"])
+    ids = device.ops.from_host(np.zeros(3, np.int32))
+    for length in range(10, 16):
+        setup.runner.replay(ids, meta([length] * 3, setup.slots))
+    assert setup.steps == 2  # as it is, and captured
+    assert setup.runner.buckets == ((4, 0),)
+
+
+def test_the_cap_lets_the_step_go_that_was_unused_for_longest(device, monkeypatch):
+    from torch_npu import _graph
+
+    from cardan_npu import graph
+
+    monkeypatch.setattr(graph, "MOST_GRAPHS", 2)
+    setup = Setup(device, KINDS["full"])
+    before = _graph.captured_graphs()
+    for lengths in ([5], [5, 6], [7], [5, 6, 7]):
+        setup.both(lengths)
+    assert setup.runner.buckets == ((1, 0), (4, 0))
+    assert _graph.captured_graphs() - before == 2
+    setup.runner.close()
+    assert _graph.captured_graphs() == before
+
+
+def test_steps_beyond_the_largest_bucket_run_eagerly_and_that_is_said_once(device, caplog):
+    setup = Setup(device, KINDS["full"])
+    assert device.graph_rows == 4
+    with caplog.at_level(logging.WARNING):
+        for _ in range(2):
+            assert not setup.runner.can_replay(meta([9] * 5, setup.slots))
+    assert [record.message for record in caplog.records] == [
+        "a decode step of 5 rows runs eagerly: steps are captured up to 4 rows. "
+        "Raise --platform-option graph_max_rows, or lower --max-running-requests."
+    ]
+    assert setup.runner.can_replay(meta([9] * 4, setup.slots))
+
+
+def test_the_ladder_of_buckets():
+    pytest.importorskip("torch")
+    from cardan_npu.memory import TIERS
+
+    assert [tier.graph_rows for tier in TIERS] == [16, 16, 64]
+
+
+def test_rungs(torch_npu):
+    from cardan_npu.graph import bucket_ladder
+
+    assert bucket_ladder(0) == ()
+    assert bucket_ladder(4) == (1, 2, 4)
+    assert bucket_ladder(24) == (1, 2, 4, 8, 16, 24)
+    assert len(bucket_ladder(256)) < 48

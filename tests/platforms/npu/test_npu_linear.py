@@ -1,0 +1,87 @@
+"""Quantized products on the simulated NPU: which call takes what, and that it comes to the weights' own values."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from cardan.errors import UnsupportedError
+from cardan.platform import LinearSpec
+from cardan.quantization import dequantize, format_spec
+from cardan.types import TensorView
+
+
+def by_row(fmt: str, rows: int, columns: int, scale: float = 0.01) -> TensorView:
+    """Codes at random with one scale for each row, as a checkpoint with channel-wise scales has them."""
+    spec = format_spec(fmt)
+    rng = np.random.default_rng(3)
+    per_row = columns // spec.block_elements
+    kinds = {"float32": np.float32, "float16": np.float16}
+    scales = np.repeat(rng.uniform(scale, 2 * scale, rows).astype(kinds[spec.scale]), per_row)
+    codes = rng.integers(0, 256, (rows * per_row, spec.block_elements * spec.bits // 8), dtype=np.uint8)
+    blocks = np.concatenate((scales[:, None].view(np.uint8).reshape(rows * per_row, -1), codes), axis=1)
+    return TensorView("w", fmt, (rows, columns), np.ascontiguousarray(blocks).reshape(-1).data)
+
+
+def packed(device, view: TensorView, dtype: str = "bfloat16", bias: np.ndarray | None = None):
+    rows, columns = view.shape
+    spec = LinearSpec(name="w", out_features=rows, in_features=columns, dtype=dtype)
+    method = device.linear_methods()[0]
+    assert method.claims(view.dtype, spec) is None
+    return method.pack((view,), spec, None if bias is None else device.ops.from_host(bias, "float32"))
+
+
+@pytest.mark.parametrize(
+    ("fmt", "kind"),
+    [
+        ("INT8_128_F32_A8", "RoundedByToken"),
+        ("INT8_128_F32", "WidenedOnTheWay"),
+        ("INT4_128_F16", "WidenedOnTheWay"),
+        ("Q8_0", "WidenedOnTheWay"),
+        ("Q4_0", "WidenedOnTheWay"),
+    ],
+)
+def test_values_are_kept(device, fmt, kind):
+    view = by_row(fmt, 24, 256)
+    bias = np.linspace(-1, 1, 24).astype(np.float32)
+    weight = packed(device, view, "bfloat16", bias)
+    assert type(weight).__name__ == kind
+    want = dequantize(view)
+    x = np.random.default_rng(4).normal(size=(3, 256)).astype(np.float32)
+    got = device.ops.to_host(weight.apply(device.ops.from_host(x, "bfloat16")))
+    np.testing.assert_allclose(got, x @ want.T + bias, atol=2e-2 * np.abs(x @ want.T).max())
+    rows = device.ops.to_host(weight.gather(device.ops.from_host(np.array([5, 0], np.int32))))
+    np.testing.assert_allclose(rows, want[[5, 0]], rtol=1e-2)
+    assert weight.apply(device.ops.from_host(np.zeros((0, 256), np.float32), "bfloat16")).shape == (0, 24)
+
+
+def test_w8a8_lies_in_fractal_nz_and_w4_in_half_a_byte(device, torch_npu):
+    eight = packed(device, by_row("INT8_128_F32_A8", 24, 256))
+    assert torch_npu.get_npu_format(eight.tensors[0]) == 29
+    four = packed(device, by_row("INT4_128_F16", 24, 256))
+    assert four.tensors[0].nbytes == 24 * 256 // 2
+
+
+def test_scales_that_float16_does_not_hold_are_widened_at_load(device):
+    view = by_row("INT8_128_F32", 24, 256, scale=1e-6)
+    assert type(packed(device, view, "float16")).__name__ == "DenseWeight"
+    assert type(packed(device, view, "bfloat16")).__name__ == "WidenedOnTheWay"
+
+
+def test_what_is_not_taken_is_said(device):
+    method = device.linear_methods()[0]
+
+    def why(fmt: str, columns: int = 256, rows: int = 8, dtype: str = "float16", quantize: str | None = None) -> str:
+        spec = LinearSpec(name="w", out_features=rows, in_features=columns, dtype=dtype, quantize=quantize)
+        said = method.claims(fmt, spec)
+        assert said is not None
+        return said
+
+    assert why("Q4_K") == "torch_npu has no product for Q4_K"
+    assert "not float32" in why("Q4_0", dtype="float32")
+    assert "no whole blocks of 128" in why("INT8_128_F32", columns=192)
+    assert "sizes up to 65535" in why("Q8_0", rows=70000)
+    assert "INT4 was asked for" in why("F32", quantize="INT4")
+    spec = LinearSpec(name="w", out_features=9, in_features=256, dtype="float16")
+    with pytest.raises(UnsupportedError, match="needs 9 rows, but its tensors have 24"):
+        method.pack((by_row("Q8_0", 24, 256),), spec, None)
