@@ -9,6 +9,17 @@ from cardan.ops.opspec import OpSpec
 from cardan.ops.reference import DenseWeight, ReferenceOps
 from cardan.ops.rounding import round_to
 from cardan.ops.specs import OP_SPECS
-from cardan.ops.table import Ops
+from cardan.ops.table import Ops, TokenDrawer
 
-__all__ = ["OP_SPECS", "DenseWeight", "OpSpec", "Ops", "ReferenceOps", "Trial", "at_most", "round_to", "run_case"]
+__all__ = [
+    "OP_SPECS",
+    "DenseWeight",
+    "OpSpec",
+    "Ops",
+    "ReferenceOps",
+    "TokenDrawer",
+    "Trial",
+    "at_most",
+    "round_to",
+    "run_case",
+]

@@ -8,11 +8,24 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
-from cardan.types import Array
+from cardan.types import Array, SamplingBatch
+
+
+class TokenDrawer(Protocol):
+    """Chooses a token for each row: the likeliest, or one drawn under temperature, top-k, top-p and min-p."""
+
+    def __call__(self, scores: Array, sampling: SamplingBatch, logits: Array) -> tuple[Array, Array]:
+        """Tokens int32 ``[n]``, 0 for rows that fail, and which do, bool ``[n]``; it must not wait for the device.
+
+        Args:
+            scores: float32 ``[n, vocab]``, after penalties, biases and masks.
+            sampling: how each row is drawn; noise is that of ``Ops.gumbel``.
+            logits: the model's, of which NaN fails a row; the same array as ``scores`` where nothing changed them.
+        """
 
 
 class Ops(abc.ABC):
@@ -177,6 +190,10 @@ class Ops(abc.ABC):
 
         Source: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011.
         """
+
+    def token_drawer(self) -> TokenDrawer | None:
+        """A kernel that chooses tokens at once, or None where the sampler composes them of the operations above."""
+        return None
 
     # --- ranks ---
 

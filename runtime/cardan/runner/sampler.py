@@ -72,19 +72,26 @@ class Sampler:
         self._ops = ops
         self._vocab_size = vocab_size
         self._penalties = PenaltyCounts(ops, vocab_size)
+        self._drawer = ops.token_drawer()
         self._filtered = FilteredDraw(ops, vocab_size, may_wait=may_wait)
 
     def sample(self, logits: Array, sampling: SamplingBatch, mask: Mask | None = None) -> Sampled:
         """Choose a token for each row of ``logits: float32 [n, vocab]``; ``logits`` stay as they are."""
-        ops = self._ops
         self._penalties.seed(sampling.penalty_seeds)
         asking = self._penalties.asking(sampling)
         scores = self._adjust(logits, sampling, asking, mask)
-        likeliest, failed = choose(ops, logits, scores, len(sampling.row_ids))
-        sampled = settle(ops, self._draw(scores, likeliest, sampling), failed, len(sampling.row_ids))
+        sampled = self._choose(logits, scores, sampling)
         if len(asking):
             self._penalties.count(sampling, asking, sampled.tokens)
         return sampled
+
+    def _choose(self, logits: Array, scores: Array, sampling: SamplingBatch) -> Sampled:
+        """By the device's kernel where it has one, else by operations."""
+        if self._drawer is not None:
+            return Sampled(*self._drawer(scores, sampling, logits))
+        ops = self._ops
+        likeliest, failed = choose(ops, logits, scores, len(sampling.row_ids))
+        return settle(ops, self._draw(scores, likeliest, sampling), failed, len(sampling.row_ids))
 
     def _adjust(self, logits: Array, sampling: SamplingBatch, asking: Int32Array, mask: Mask | None) -> Array:
         """Logits after penalties, bias and mask; a copy where anything changes."""

@@ -1,0 +1,142 @@
+"""Decode steps captured for a ladder of row counts and replayed; larger ones run eagerly, and the log says so.
+
+It knows no model: a step is a function that the runner gives. It knows no kind of graph: the accelerator captures.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+
+from cardan.platform import AttentionMeta, CapturedStep, GraphRunner
+from cardan_torch.gpu.accelerator import Accelerator, CapturedWork
+
+logger = logging.getLogger(__name__)
+
+SMALL_BUCKETS = (1, 2, 4, 8, 12)
+STEP = 8
+"""From 16 rows on there is a bucket every so many."""
+
+MOST_ROWS = 256
+"""Largest bucket that is ever captured by default."""
+
+
+@runtime_checkable
+class ReplayedAttention(Protocol):
+    """What a backend adds to ``AttentionBackend`` so that its decode steps can be replayed."""
+
+    def fixed_plan(self, rows: int) -> Any:
+        """A plan of ``rows`` decode rows over memory that stays; it has ``positions``, int32 ``[rows]``."""
+
+    def refill(self, plan: Any, meta: AttentionMeta) -> None:
+        """Bring a step's rows into a fixed plan, and fill up with padding rows."""
+
+
+def bucket_ladder(top: int) -> tuple[int, ...]:
+    """Row counts that decode steps are captured for, smallest first; the last holds ``top`` rows."""
+    ladder = [*SMALL_BUCKETS, *range(16, top + STEP, STEP)]
+    first = next((index for index, rows in enumerate(ladder) if rows >= top), len(ladder) - 1)
+    return tuple(ladder[: first + 1])
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """One captured step.
+
+    Attributes:
+        work: what is replayed.
+        input_ids: int32 ``[rows]``, read by it.
+        plan: the attention's, read by it.
+        hidden: ``[rows, hidden]``, written by it.
+    """
+
+    work: CapturedWork
+    input_ids: torch.Tensor
+    plan: Any
+    hidden: torch.Tensor
+
+
+class GpuGraphRunner(GraphRunner):
+    """Captures every bucket when the first decode step comes, largest first, and replays from then on.
+
+    What a replay returns is overwritten by the next one of its bucket.
+    """
+
+    def __init__(
+        self, accelerator: Accelerator, backend: ReplayedAttention, step: CapturedStep, buckets: Sequence[int]
+    ) -> None:
+        """Make a runner; nothing is captured yet.
+
+        Args:
+            accelerator: captures.
+            backend: whose plans the step takes.
+            step: ``(input_ids, positions, plan) -> hidden``.
+            buckets: row counts, smallest first.
+        """
+        self._accelerator = accelerator
+        self._backend = backend
+        self._step = step
+        self._ladder = tuple(buckets)
+        self._buckets: dict[int, Bucket] = {}
+        self._views: dict[tuple[int, int], torch.Tensor] = {}
+        self._said_eager = False
+
+    @property
+    def buckets(self) -> tuple[int, ...]:
+        """Row counts in the order in which they were captured."""
+        return tuple(self._buckets)
+
+    def can_replay(self, meta: AttentionMeta) -> bool:
+        """Whether a step has no more rows than the largest bucket."""
+        rows = len(meta.row_ids)
+        if rows <= self._ladder[-1]:
+            return rows > 0
+        if not self._said_eager:
+            self._said_eager = True
+            logger.info(
+                "a decode step of %d rows runs eagerly: steps are captured up to %d rows. "
+                "Raise --platform-option cuda_graph_max_bs_decode, or lower --max-running-requests.",
+                rows,
+                self._ladder[-1],
+            )
+        return False
+
+    def replay(self, input_ids: torch.Tensor, meta: AttentionMeta) -> torch.Tensor:
+        """Run a decode step of ``input_ids: int32 [rows]``; returns ``[rows, hidden]``."""
+        if not self._buckets:
+            self._capture_all()
+        count = len(meta.row_ids)
+        rows = next(rows for rows in self._ladder if rows >= count)
+        bucket = self._buckets[rows]
+        self._backend.refill(bucket.plan, meta)
+        bucket.input_ids[:count].copy_(input_ids)
+        bucket.work.replay()
+        return self._first_rows(rows, count)
+
+    def _first_rows(self, rows: int, count: int) -> torch.Tensor:
+        """The same tensor each time for a bucket and a count, since recordings that follow are told apart by it."""
+        key = (rows, count)
+        if key not in self._views:
+            self._views[key] = self._buckets[rows].hidden[:count]
+        return self._views[key]
+
+    def _capture_all(self) -> None:
+        for rows in reversed(self._ladder):
+            self._buckets[rows] = self._capture(rows)
+
+    def _capture(self, rows: int) -> Bucket:
+        ids = torch.zeros(rows, dtype=torch.int32, device=self._accelerator.device)
+        plan = self._backend.fixed_plan(rows)
+
+        def run() -> tuple[torch.Tensor, ...]:
+            hidden: torch.Tensor = self._step(ids, plan.positions, plan)
+            return (hidden,)
+
+        if self._accelerator.compiles:
+            run()
+        work, (hidden,) = self._accelerator.capture(run)
+        return Bucket(work, ids, plan, hidden)

@@ -1,0 +1,115 @@
+"""Keys and values of all slots on a GPU, and the row-to-slot tables that kernels read.
+
+It does not know attention; it knows layout only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+
+from cardan.errors import UnsupportedError
+from cardan.platform import OpsKVPool
+from cardan.types import KVLayout, LayerKV, TableDelta, TableDeltas
+from cardan_torch.gpu.accelerator import Accelerator
+
+DENSE_KV: Mapping[str, torch.dtype] = {
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "float32": torch.float32,
+}
+
+
+class GpuKVPool(OpsKVPool):
+    """One zeroed tensor for keys and one for values per layer: ``[slots, kv_heads, dim]``.
+
+    Zeros keep every slot finite before it is first written, so that a masked slot can never poison a result. Tensors
+    never move, since captured steps read them.
+
+    Attributes:
+        keys: one tensor per layer.
+        values: one tensor per layer.
+        tables: int32 ``[groups, rows, max_length]``; slot of each position of each row.
+        page_size: slots of a page, which lie side by side.
+        max_length: longest sequence.
+    """
+
+    def __init__(
+        self,
+        accelerator: Accelerator,
+        layout: KVLayout,
+        sizes: tuple[int, int, int],
+        float8: Mapping[str, torch.dtype],
+    ) -> None:
+        """Allocate.
+
+        Args:
+            accelerator: where.
+            layout: what a slot holds.
+            sizes: slots, rows of the tables, longest sequence.
+            float8: torch's type for each KV type of 8 bits that the chip's kernels take.
+
+        Raises:
+            UnsupportedError: the chip's kernels do not read the layout's element type.
+        """
+        known = {**DENSE_KV, **float8}
+        if layout.dtype not in known:
+            raise UnsupportedError(
+                f"The KV dtype must be one of {', '.join(known)} on {accelerator.chip.name}, got {layout.dtype!r}. "
+                "Pass one of these with --kv-cache-dtype."
+            )
+        num_slots, num_rows, self.max_length = sizes
+        self._accelerator = accelerator
+        self.page_size = layout.page_size
+
+        def zeros(width: tuple[int, int]) -> torch.Tensor:
+            return torch.zeros((num_slots, *width), dtype=known[layout.dtype], device=accelerator.device)
+
+        self.keys = [zeros((layer.kv_heads, layer.k_dim)) for layer in layout.layers]
+        self.values = [zeros((layer.kv_heads, layer.v_dim)) for layer in layout.layers]
+        self.tables = torch.zeros(
+            (layout.num_groups, num_rows, self.max_length), dtype=torch.int32, device=accelerator.device
+        )
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of the tables."""
+        return self.tables.shape[1]
+
+    @property
+    def num_groups(self) -> int:
+        """KV groups."""
+        return self.tables.shape[0]
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of keys and values."""
+        return sum(leaf.nbytes for leaf in self.leaves())
+
+    def leaves(self) -> tuple[torch.Tensor, ...]:
+        """Keys of all layers, then values of all layers."""
+        return (*self.keys, *self.values)
+
+    def bind(self, leaves: Sequence[torch.Tensor]) -> None:
+        """Replace the tensors, in the order of ``leaves``."""
+        half = len(self.keys)
+        self.keys, self.values = list(leaves[:half]), list(leaves[half:])
+
+    def pages(self, layer: LayerKV) -> tuple[torch.Tensor, torch.Tensor]:
+        """A layer's keys and values page by page: ``[pages, page_size, kv_heads, dim]``."""
+        keys, values = self.keys[layer.index], self.values[layer.index]
+        shape = (-1, self.page_size, layer.kv_heads)
+        return keys.view(*shape, layer.k_dim), values.view(*shape, layer.v_dim)
+
+    def update_tables(self, deltas: Sequence[TableDelta]) -> None:
+        """Write slots to their rows, by one copy and one scatter."""
+        flat = TableDeltas.of(deltas)
+        count = len(flat.rows)
+        if count == 0:
+            return
+        packed = np.empty((2 + self.num_groups, count), dtype=np.int64)
+        packed[0], packed[1], packed[2:] = flat.rows, flat.positions, flat.slots
+        moved = self._accelerator.upload(packed)
+        self.tables[:, moved[0], moved[1]] = moved[2:].to(torch.int32)
