@@ -288,3 +288,12 @@ def test_a_real_distribution_on_the_path_is_found(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "acme-cardan 4.5" in done.stdout
     assert "No module named 'library_that_is_missing'" in done.stdout
+
+
+def test_asking_every_installed_platform_whether_it_can_run_imports_no_array_library():
+    code = (
+        "import sys; from cardan.platform.discovery import survey; print(len(survey()) > 0); "
+        "print(sorted({'torch', 'triton', 'transformers', 'jax'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split("\n")[:2] == ["True", "[]"]
