@@ -53,6 +53,7 @@ def coded_linear(
         return out
     chip = chip_of(x.device)
     shape = {"rows": rows, "out": columns, "in": weight.in_features, "group": weight.group}
+    shape["bits"] = 8 * x.dtype.itemsize
     with on_device_of(x):
         if rows <= min(MOST_GEMV_ROWS, tuning.choose("coded_linear", chip, shape)["gemv_rows"]):
             _launch_gemv(x, weight, epilogue, out, tuning.choose("coded_gemv", chip, shape))
@@ -131,7 +132,7 @@ def _launch_gemm(
     x: torch.Tensor, weight: CodedMatrix, epilogue: Epilogue, out: torch.Tensor, config: tuning.KernelConfig
 ) -> None:
     rows, columns = out.shape
-    block_k = _part(weight.group)
+    block_k = min(_part(weight.group), config["block_k"])
     steps = weight.in_features // block_k
     splits = max(1, min(config["split_k"], steps))
     partials = None

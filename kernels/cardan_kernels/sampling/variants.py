@@ -5,6 +5,8 @@ It compiles nothing.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from cardan_kernels.compiled.variant import Variant, empty
@@ -39,7 +41,7 @@ def _floats(*shape: int) -> torch.Tensor:
     return empty(shape, torch.float32)
 
 
-def _drawer(adjusted: bool):  # type: ignore[no-untyped-def]
+def _drawer(adjusted: bool) -> Callable[[], object]:
     def run() -> object:
         inputs = DrawInputs(
             temperature=_floats(ROWS),
@@ -54,7 +56,7 @@ def _drawer(adjusted: bool):  # type: ignore[no-untyped-def]
     return run
 
 
-def _adjuster(penalties: str, mask: str):  # type: ignore[no-untyped-def]
+def _adjuster(penalties: str, mask: str) -> Callable[[], object]:
     def run() -> object:
         wanted = Penalties(
             lines=_ints(ROWS),
@@ -70,7 +72,7 @@ def _adjuster(penalties: str, mask: str):  # type: ignore[no-untyped-def]
     return run
 
 
-def _biaser():  # type: ignore[no-untyped-def]
+def _biaser() -> Callable[[], object]:
     def run() -> object:
         bias = SparseBias(rows=_ints(64), ids=_ints(64), values=_floats(64))
         return adjust_logits(_floats(ROWS, VOCAB), bias=bias)
