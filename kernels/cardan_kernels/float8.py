@@ -35,18 +35,9 @@ def encode(values, FORMAT: tl.constexpr):
     Below the smallest normal number, adding a power of two whose last bit is the format's smallest step rounds to
     whole steps.
     """
-    if FORMAT == E5M2:
-        FRACTION: tl.constexpr = 2
-        BIAS: tl.constexpr = 15
-        LARGEST: tl.constexpr = 57344.0
-    elif FORMAT == E4M3FN:
-        FRACTION: tl.constexpr = 3
-        BIAS: tl.constexpr = 7
-        LARGEST: tl.constexpr = 448.0
-    else:
-        FRACTION: tl.constexpr = 3
-        BIAS: tl.constexpr = 8
-        LARGEST: tl.constexpr = 240.0
+    FRACTION: tl.constexpr = 2 if FORMAT == E5M2 else 3
+    BIAS: tl.constexpr = 15 if FORMAT == E5M2 else (7 if FORMAT == E4M3FN else 8)
+    LARGEST: tl.constexpr = 57344.0 if FORMAT == E5M2 else (448.0 if FORMAT == E4M3FN else 240.0)
     SHIFT: tl.constexpr = 23 - FRACTION
     STEPS: tl.constexpr = 2.0 ** (24 - BIAS - FRACTION)
     FIRST_NORMAL: tl.constexpr = 2.0 ** (1 - BIAS)

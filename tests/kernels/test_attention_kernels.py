@@ -1,0 +1,169 @@
+"""Attention kernels, in Triton's interpreter, against dense attention in float64, over all kinds of layers."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from kernel_attention import StepCase, make_step
+
+from cardan.testing.conformance.attention_checks import DECODE, KINDS, MIXED, PREFILL, make_layer
+from cardan_kernels.attention import Splits, choose_splits, fixed_splits
+
+ROWS = ((0, 1), (0, 13), (40, 9), (95, 2), (0, 70))
+"""A first token alone, a prompt, an extension, one across a block's end, and one of several tiles."""
+DECODED = tuple((length - 1, 1) for length in (1, 2, 32, 33, 130))
+NARROW = (torch.bfloat16, torch.float16)
+EIGHT_BITS = (torch.float8_e4m3fn, torch.float8_e4m3fnuz, torch.float8_e5m2)
+
+
+def layer_of(kind: str):
+    return make_layer(**KINDS[kind])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_prefill_of_every_kind_of_layer(kind: str) -> None:
+    step = make_step(StepCase(rows=ROWS, layer=layer_of(kind)))
+    assert step.excess(step.prefill()) <= 1
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("splits", [Splits(1), Splits(3)], ids=["whole", "split"])
+def test_decode_of_every_kind_of_layer(kind: str, splits: Splits) -> None:
+    step = make_step(StepCase(rows=DECODED, layer=layer_of(kind)))
+    assert step.excess(step.decode(splits), last_only=True) <= 1
+
+
+@pytest.mark.parametrize("dtype", NARROW)
+@pytest.mark.parametrize("kind", ["grouped", "softcap-window", "sinks"])
+def test_narrow_types(dtype: torch.dtype, kind: str) -> None:
+    step = make_step(StepCase(rows=ROWS, layer=layer_of(kind), dtype=dtype))
+    assert step.excess(step.prefill()) <= 1
+    assert step.excess(step.decode(Splits(2)), last_only=True) <= 1
+
+
+@pytest.mark.parametrize("page", [16, 64])
+@pytest.mark.parametrize("slots_of_pages", [False, True], ids=["pages", "slots"])
+def test_pages_by_a_table_of_pages_and_by_a_table_of_slots(page: int, slots_of_pages: bool) -> None:
+    rows = ((0, 16), (63, 2), (100, 1))
+    step = make_step(StepCase(rows=rows, layer=layer_of("window"), page=page, slots_of_pages=slots_of_pages))
+    assert step.excess(step.prefill()) <= 1
+    assert step.excess(step.decode(Splits(2)), last_only=True) <= 1
+
+
+@pytest.mark.parametrize("stored", EIGHT_BITS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_pools_of_8_bits_with_scales(stored: torch.dtype, dtype: torch.dtype) -> None:
+    case = StepCase(
+        rows=((0, 13), (40, 1), (64, 9)), layer=layer_of("sinks"), dtype=dtype, kv_dtype=stored, scales=(0.37, 1.9)
+    )
+    step = make_step(case)
+    assert step.excess(step.prefill()) <= 1
+    assert step.excess(step.decode(Splits(3)), last_only=True) <= 1
+
+
+def test_the_scales_matter() -> None:
+    case = StepCase(rows=((0, 13),), layer=layer_of("grouped"), kv_dtype=torch.float8_e4m3fn, scales=(0.37, 1.9))
+    step = make_step(case)
+    for changed in ({"k_scale": 1.0}, {"v_scale": 1.0}):
+        fields = {
+            name: getattr(step.kv, name) for name in ("keys", "values", "table", "page_size", "k_scale", "v_scale")
+        }
+        other = make_step(case)
+        other.kv = type(step.kv)(**{**fields, **changed})
+        assert step.excess(other.prefill()) > 10
+
+
+@pytest.mark.parametrize("stored", [torch.bfloat16, torch.float16])
+def test_pools_of_16_bits_under_float32(stored: torch.dtype) -> None:
+    step = make_step(StepCase(rows=((0, 5), (40, 3)), layer=layer_of("grouped"), kv_dtype=stored))
+    assert step.excess(step.prefill()) <= 1
+
+
+def test_float32_pools_under_bfloat16() -> None:
+    step = make_step(
+        StepCase(rows=((0, 5), (40, 3)), layer=layer_of("grouped"), dtype=torch.bfloat16, kv_dtype=torch.float32)
+    )
+    assert step.excess(step.prefill()) <= 1
+
+
+@pytest.mark.parametrize(("q_heads", "kv_heads"), [(7, 1), (40, 1), (130, 2)])
+def test_groups_of_heads_of_any_size(q_heads: int, kv_heads: int) -> None:
+    layer = make_layer(q_heads=q_heads, kv_heads=kv_heads)
+    step = make_step(StepCase(rows=((0, 3), (33, 2)), layer=layer))
+    assert step.excess(step.prefill()) <= 1
+    assert step.excess(step.decode(Splits(2)), last_only=True) <= 1
+
+
+def test_rows_without_keys_give_zeros_and_disturb_no_other() -> None:
+    step = make_step(StepCase(rows=DECODED[:3], layer=layer_of("sinks")))
+    for splits in (Splits(1), Splits(2), fixed_splits(130, 32)):
+        whole = step.decode(splits)
+        lengths = step.lengths
+        step.lengths, step.lines = lengths * np.array([1, 0, 1], np.int32), step.lines
+        empty = step.decode(splits)
+        step.lengths = lengths
+        assert torch.equal(empty[1], torch.zeros_like(empty[1]))
+        assert torch.equal(empty[0], whole[0])
+        assert torch.equal(empty[2], whole[2])
+
+
+@pytest.mark.parametrize("kind", ["grouped", "window", "sinks"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_parts_of_a_fixed_size_make_decode_independent_of_the_batch_bit_for_bit(kind: str, dtype: torch.dtype) -> None:
+    step = make_step(StepCase(rows=tuple((n - 1, 1) for n in (33, 130, 7, 64)), layer=layer_of(kind), dtype=dtype))
+    together = step.decode(fixed_splits(700, 32))
+    for row in range(4):
+        alone = step.decode(fixed_splits(int(step.lengths[row]), 32), [row])
+        assert torch.equal(alone[0], together[row])
+    assert step.excess(together, last_only=True) <= 1
+
+
+@pytest.mark.parametrize("kind", ["grouped", "window"])
+def test_how_a_prompt_is_cut_changes_no_bit_of_prefill(kind: str) -> None:
+    whole = make_step(StepCase(rows=((0, 90),), layer=layer_of(kind), dtype=torch.bfloat16))
+    at_once = whole.prefill()
+    for cut in (1, 33, 64):
+        whole.starts = np.array([0, cut], np.int32)
+        whole.lengths = np.array([cut], np.int32)
+        q = whole.q
+        whole.q = q[:cut]
+        first = whole.prefill()
+        whole.q, whole.starts, whole.lengths = q[cut:], np.array([0, 90 - cut], np.int32), np.array([90], np.int32)
+        second = whole.prefill()
+        whole.q = q
+        assert torch.equal(torch.cat((first, second)), at_once)
+
+
+def test_strided_queries_and_a_given_result() -> None:
+    step = make_step(StepCase(rows=((0, 5), (40, 3)), layer=layer_of("grouped")))
+    want = step.prefill()
+    tokens, heads, dim = step.q.shape
+    wide = torch.full((tokens, 2 * heads, dim), float("nan"))
+    wide[:, heads:] = step.q
+    step.q = wide[:, heads:]
+    assert torch.equal(step.prefill(), want)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", [torch.float32, *NARROW])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("rows", [PREFILL, MIXED], ids=["prefill", "mixed"])
+def test_prefill_over_the_whole_grid(rows, kind: str, dtype: torch.dtype) -> None:
+    for page in (1, 16, 64):
+        step = make_step(
+            StepCase(rows=tuple((row.cached, row.new) for row in rows), layer=layer_of(kind), dtype=dtype, page=page)
+        )
+        assert step.excess(step.prefill()) <= 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", [torch.float32, *NARROW])
+@pytest.mark.parametrize("kind", KINDS)
+def test_decode_over_the_whole_grid(kind: str, dtype: torch.dtype) -> None:
+    rows = tuple((row.cached, row.new) for row in DECODE)
+    for stored in (dtype, *EIGHT_BITS):
+        for page in (1, 16, 64):
+            step = make_step(StepCase(rows=rows, layer=layer_of(kind), dtype=dtype, kv_dtype=stored, page=page))
+            for splits in (choose_splits(len(rows), 2, 300, 132), Splits(7), fixed_splits(300, 64)):
+                assert step.excess(step.decode(splits), last_only=True) <= 1
