@@ -1,4 +1,4 @@
-# demo · test · test-more · check · conform · native-compile · native-emulate · native-sanitize · bench · bench-peers · mac-check · screenshots · soak · fuzz-api · docs
+# demo · test · test-more · check · conform · native-compile · native-emulate · native-sanitize · kernels-compile · kernels-compile-all · bench · bench-peers · mac-check · screenshots · soak · fuzz-api · docs
 #
 # Everything is installed into .venv; models are kept in .cardan. Nothing else of the machine is touched.
 
@@ -28,7 +28,7 @@ P ?= $(PLATFORM)
 # One process a core, one thread each; a file stays in one process, so that its fixtures are made once.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile
 
-.PHONY: demo test test-more check conform native-compile native-emulate native-sanitize bench bench-peers mac-check screenshots soak fuzz-api docs clean
+.PHONY: demo test test-more check conform native-compile native-emulate native-sanitize kernels-compile kernels-compile-all bench bench-peers mac-check screenshots soak fuzz-api docs clean
 
 demo: $(VENV)/installed-$(PLATFORM) $(NATIVE)
 	@$(BIN)/python examples/demo.py
@@ -57,11 +57,17 @@ check: $(VENV)/installed-check
 	$(BIN)/lint-imports
 	$(BIN)/python -m pytest -q tests/test_house.py
 
+# Where torch_npu is not installed, P=npu is tried on a simulator of it; SIMULATOR= says what is missing instead.
+SIMULATOR ?= tests/simulators
+HAS_TORCH_NPU := import sys, importlib.util; sys.exit(importlib.util.find_spec("torch_npu") is None)
+SIMULATED = $(if $(filter npu,$(P)),$(shell $(BIN)/python -c '$(HAS_TORCH_NPU)' 2> /dev/null || echo $(SIMULATOR)))
+
 # What every platform has to get right, on the one that P names, with its options O; one that is not installed
 # yet brings an extra of its name.
 conform: $(VENV)/installed-test $(NATIVE)
-	$(if $(filter-out $(PLATFORM) null,$(P)),@$(PIP) -e '.[$(P)]')
-	$(BIN)/cardan conform --platform $(P) $(addprefix --platform-option ,$(O))
+	$(if $(filter-out $(PLATFORM) null npu,$(P)),@$(PIP) -e '.[$(P)]')
+	$(if $(SIMULATED),@echo "torch_npu is not installed: on its simulator in $(SIMULATED), computed on the CPU.")
+	$(if $(SIMULATED),PYTHONPATH=$(SIMULATED) )$(BIN)/cardan conform --platform $(P) $(addprefix --platform-option ,$(O))
 
 # Every variant of the CPU's kernels, those too that this processor does not run.
 native-compile: $(BIN)/python
@@ -75,6 +81,15 @@ native-emulate: $(VENV)/installed-test
 	@$(PIP) --no-deps --upgrade --target $(VENV)/emulated -C cmake.define.CARDAN_EMULATE=ON \
 		-C 'cmake.define.CARDAN_VARIANTS=avx512;amx' ./kernels/native
 	PYTHONPATH=$(VENV)/emulated $(PYTEST) tests/native
+
+# The kernels for GPUs, compiled for every chip on a machine that has none: those that go through all pairs of features,
+# with a table of what they take of the chip, also in docs/kernels.md; or every variant that a plan can choose, which
+# takes hours.
+kernels-compile: $(VENV)/installed-test
+	$(BIN)/python -W ignore -m cardan_kernels.compiled --page docs/kernels.md
+
+kernels-compile-all: $(VENV)/installed-test
+	$(BIN)/python -W ignore -m cardan_kernels.compiled --all
 
 # The thread pool of the CPU's kernels under the address, undefined-behaviour and thread sanitizers.
 native-sanitize: $(VENV)/installed-test

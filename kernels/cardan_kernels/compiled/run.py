@@ -54,9 +54,11 @@ def compile_all(chosen: Chosen, cache: Path, workers: int, progress: Progress) -
     known: dict[str, list[dict[str, object]]] = json.loads(rows.read_text()) if rows.is_file() else {}
     missing = [(chip, name) for chip, name in chosen if f"{chip} {name}" not in known]
     if missing:
-        _compile_missing(missing, cache, workers, known, progress)
         cache.mkdir(parents=True, exist_ok=True)
-        rows.write_text(json.dumps(known))
+        try:
+            _compile_missing(missing, cache, workers, known, progress)
+        finally:
+            rows.write_text(json.dumps(known))
     return [Compiled(**row) for chip, name in chosen for row in known[f"{chip} {name}"]]  # type: ignore[arg-type]
 
 
