@@ -17,6 +17,7 @@ It does not know where an error is shown: the server maps these to HTTP, the CLI
     │   ├── PlatformApiError        the plugin was written for another PLATFORM_API
     │   └── UnsupportedError        the platform cannot do what was asked, and says why
     ├── PluginError                 a general plugin fails to load or does not fit
+    ├── GoldenFileError             a golden file is damaged, of a later version, or does not fit what it is compared with
     ├── MemoryPlanError             weights, pool and head-room do not fit
     ├── RequestError                one request is wrong (HTTP 400)
     │   ├── PromptTooLongError      prompt beyond the context or the pool
@@ -81,6 +82,10 @@ class UnsupportedError(PlatformError):
 
 class PluginError(CardanError):
     """A general plugin fails to load, or implements no hook that exists."""
+
+
+class GoldenFileError(CardanError):
+    """A golden file is missing, damaged, of a later version, or does not fit what it is compared with."""
 
 
 class MemoryPlanError(CardanError):

@@ -30,6 +30,7 @@ COMMANDS = {
     "bench": ("cardan.cli.benching:app", "Measure an engine, a server, or the scheduler alone."),
     "replay": ("cardan.cli.replaying:replay", "Send the requests of a crash dump to a server again."),
     "conform": ("cardan.cli.conforming:conform", "Try a platform against float64 references."),
+    "accuracy": ("cardan.cli.comparing:app", "Tell whether a model is the same on another platform."),
     "fetch": ("cardan.cli.planning:fetch", "Fetch a model ahead of its first use."),
     "version": ("cardan.cli.planning:version", "Print versions."),
 }

@@ -1,0 +1,154 @@
+"""``cardan accuracy``: record what a model says on one platform, and compare it with another."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+from cyclopts import App, Parameter
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+
+from cardan.accuracy.cases import bundled_texts, read_texts
+from cardan.accuracy.comparison import Comparison, compare
+from cardan.accuracy.golden import Golden, read_golden
+from cardan.accuracy.recording import TOP, Wanted, record
+from cardan.accuracy.verdict import Verdict
+from cardan.cli.comparison_text import show_comparison, show_record
+from cardan.cli.flags import ENGINE_GROUPS, config_flags, log_level_flag, read_config, takes_flags
+from cardan.cli.terminal import messages, results, set_up_logging
+from cardan.config import EngineConfig
+from cardan.errors import ConfigError
+
+app = App(
+    name="accuracy",
+    help="Tell whether a model is the same on another platform.",
+    result_action="return_value",
+)
+
+EXIT_CODES = {Verdict.SAME: 0, Verdict.DRIFT: 3, Verdict.DIFFERENT: 4}
+"""Exit codes of a comparison; 1 and 2 are errors, as with every command."""
+CHUNK = 128
+"""Prefill chunks where the user names none: long prompts of the bundled set take several."""
+
+
+class _Bars:
+    """Shows how far each part is."""
+
+    def __init__(self, console: Console) -> None:
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        self._progress = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+        self._tasks: dict[str, TaskID] = {}
+
+    def __enter__(self) -> _Bars:
+        self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+
+    def __call__(self, part: str, done: int, total: int) -> None:
+        if part not in self._tasks:
+            self._tasks[part] = self._progress.add_task(part, total=total or None)
+        self._progress.update(self._tasks[part], completed=done, total=total or None)
+
+
+def _config(values: dict[str, Any]) -> EngineConfig:
+    given = {"server__log_level": "warning", "scheduler__chunked_prefill_size": CHUNK, **values}
+    return read_config({**given, "scheduler__random_seed": given.get("scheduler__random_seed") or 0})
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class RecordFlags:
+    """What a record is to hold."""
+
+    prompts: Annotated[Path | None, Parameter(help="Prompts of your own, as JSON; else those that come along.")] = None
+    top: Annotated[int, Parameter(help="Likeliest tokens kept at each position.")] = TOP
+    positions: Annotated[int | None, Parameter(help="Most positions to score; all prompts are shortened.")] = None
+    whole_layer: Annotated[
+        tuple[str, ...], Parameter(help="A layer's result to keep whole, such as layers.3.mlp_norm.")
+    ] = ()
+    layers: Annotated[bool, Parameter(help="Fingerprint the results of layers.")] = True
+    noise: Annotated[bool, Parameter(help="Measure this platform's own variation.")] = True
+
+    def wanted(self) -> Wanted:
+        """The same, read and checked."""
+        return Wanted(
+            texts=bundled_texts() if self.prompts is None else read_texts(self.prompts),
+            top=self.top,
+            positions=self.positions,
+            layers=self.layers,
+            whole=self.whole_layer,
+            noise=self.noise,
+        )
+
+
+@app.command(name="record")
+@takes_flags((*config_flags(ENGINE_GROUPS), log_level_flag()))
+def record_command(
+    *,
+    out: Annotated[Path, Parameter(help="The file to write.")],
+    flags: RecordFlags = RecordFlags(),
+    **values: Any,
+) -> int:
+    """Run prompts through an engine as it serves, and keep what the model said in one file."""
+    config = _config(values)
+    console = messages()
+    set_up_logging(config.server.log_level, console)
+    wanted = flags.wanted()
+    with _Bars(console) as bars:
+        golden = record(config, wanted, bars)
+    golden.write(out)
+    show_record(results(), golden, out)
+    return 0
+
+
+@app.command(name="compare")
+@takes_flags((*config_flags(ENGINE_GROUPS), log_level_flag()))
+def compare_command(
+    golden: Annotated[Path, Parameter(help="The record that is the truth.")],
+    other: Annotated[Path | None, Parameter(help="A second record; without it an engine runs here.")] = None,
+    /,
+    *,
+    json_file: Annotated[Path | None, Parameter(name="--json", help="Write all numbers to this file.")] = None,
+    noise: Annotated[bool, Parameter(help="Measure this platform's own variation.")] = True,
+    **values: Any,
+) -> int:
+    """Compare a record with an engine run here, or with a second record; exits with 0, 3 (drift) or 4 (different)."""
+    truth = read_golden(golden)
+    if other is not None:
+        _check_alone(values, noise)
+        compared = compare(truth, read_golden(other))
+    else:
+        config = _config(values)
+        console = messages()
+        set_up_logging(config.server.log_level, console)
+        with _Bars(console) as bars:
+            compared = compare(truth, run_again(truth, config, bars, noise=noise))
+    finish(compared, json_file)
+    return EXIT_CODES[compared.judgement.verdict]
+
+
+def run_again(truth: Golden, config: EngineConfig, bars: Any = None, *, noise: bool = True) -> Golden:
+    """A record of the same sequences on another engine."""
+    cases = tuple(recorded.case for recorded in truth.cases)
+    return record(config, Wanted(cases=cases, top=truth.top, layers=truth.layers is not None, noise=noise), bars)
+
+
+def finish(compared: Comparison, json_file: Path | None) -> None:
+    """Show a comparison, and write it where that was asked."""
+    if json_file is not None:
+        json_file.write_text(json.dumps(compared.to_json(), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    show_comparison(results(), compared)
+
+
+def _check_alone(values: dict[str, Any], noise: bool) -> None:
+    if values or not noise:
+        named = ["--" + key.partition("__")[2].replace("_", "-") for key in values] + ["--no-noise"] * (not noise)
+        raise ConfigError(
+            f"Two records are compared without an engine, so {', '.join(named)} has no effect. "
+            "Drop it, or the second file."
+        )

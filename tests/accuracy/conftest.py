@@ -1,0 +1,41 @@
+"""A tiny llama and sequences that show chunks, cached prefixes and decode steps, shared by this folder."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import tiny_models
+from accuracy_tiny import tiny_cases, tiny_config
+
+from cardan.accuracy.cases import Case
+from cardan.accuracy.golden import Golden
+from cardan.accuracy.recording import Wanted, record
+
+
+@pytest.fixture(scope="session")
+def cases() -> tuple[Case, ...]:
+    return tiny_cases()
+
+
+@pytest.fixture(scope="session")
+def tiny_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_models.make_tiny("llama", tmp_path_factory.mktemp("llama"))
+
+
+Record = Callable[..., Golden]
+
+
+@pytest.fixture(scope="session")
+def recorded(tiny_llama: Path, cases: tuple[Case, ...]) -> Record:
+    """Records of the tiny model by platform, type and chunk, each made once."""
+    made: dict[tuple[object, ...], Golden] = {}
+
+    def make(platform: str = "mlx", dtype: str = "float32", chunk: int = 16, noise: bool = True) -> Golden:
+        key = (platform, dtype, chunk, noise)
+        if key not in made:
+            made[key] = record(tiny_config(tiny_llama, platform, dtype, chunk), Wanted(cases=cases, noise=noise))
+        return made[key]
+
+    return make

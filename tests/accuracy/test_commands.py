@@ -1,0 +1,89 @@
+"""``cardan accuracy`` from a shell's side: files, exit codes, what is shown, and wrong uses."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from cardan.accuracy.fingerprints import TensorPrint
+from cardan.accuracy.golden import read_golden
+from cardan.cli import app
+from cardan.testing.tiny_model import write_tiny_model
+
+TEXTS = [
+    {"name": "one", "text": "abc def", "decode": 0.5},
+    {"name": "two", "text": "a text of some chunks"},
+]
+
+
+@pytest.fixture(scope="module")
+def model(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny model with a tokenizer whose ids it can take: bytes below its vocabulary."""
+    folder = tmp_path_factory.mktemp("with-tokenizer")
+    written = write_tiny_model(folder / "tokenizer")
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(written / name, tiny_llama / name)
+    return tiny_llama
+
+
+def test_record_and_compare(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    prompts, golden, numbers = tmp_path / "p.json", tmp_path / "g.cardan", tmp_path / "n.json"
+    prompts.write_text(json.dumps([{**text, "text": text["text"].upper()} for text in TEXTS]))
+    flags = ["--model", str(model), "--platform", "mlx", "--max-total-tokens", "500", "--chunked-prefill-size", "8"]
+    asked = ["accuracy", "record", *flags, "--out", str(golden), "--prompts", str(prompts), "--no-noise"]
+    assert app.run(asked) == 0
+    shown = capsys.readouterr().out
+    assert "positions of 2 prompts, top 64" in shown
+    found = read_golden(golden)
+    assert [entry.text for entry in found.cases] == [text["text"].upper() for text in TEXTS]
+    assert app.run(["accuracy", "compare", str(golden), str(golden), "--json", str(numbers)]) == 0
+    shown = capsys.readouterr().out
+    assert "verdict: same within noise" in shown
+    assert shown.index("against") < shown.index("verdict") < shown.index("KL in nats, of the top 64: a lower bound")
+    assert json.loads(numbers.read_text())["judgement"]["verdict"] == "same within noise"
+    assert app.run(["accuracy", "compare", str(golden), *flags, "--dtype", "bfloat16", "--no-noise"]) == 0
+    shown = capsys.readouterr().out
+    assert shown.index("dtype: float32 against bfloat16") < shown.index("verdict")
+    assert "noise floor not measured; assumed for float32 and bfloat16" in shown
+
+
+@pytest.mark.parametrize(
+    ("changes", "code", "word"),
+    [
+        ({}, 0, "same within noise"),
+        ({"weights": {"w": TensorPrint("Q8_0", (1,), "b", "b")}}, 3, "drift"),
+        ({"tokenizer": "another"}, 4, "different"),
+    ],
+)
+def test_a_verdict_has_an_exit_code(
+    changes: dict[str, object], code: int, word: str, recorded, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    golden = recorded(noise=False)
+    known = replace(golden.fingerprint, tokenizer="one", weights={"w": TensorPrint("F32", (1,), "a", "a")})
+    for name, made in (("a", known), ("b", replace(known, **changes))):
+        replace(golden, fingerprint=made).write(tmp_path / name)
+    assert app.run(["accuracy", "compare", str(tmp_path / "a"), str(tmp_path / "b")]) == code
+    assert f"verdict: {word}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["compare", "{golden}", "{golden}", "--platform", "mlx"], 2, "without an engine, so --platform has no effect"),
+        (["compare", "{golden}", "{golden}", "--no-noise"], 2, "so --no-noise has no effect"),
+        (["compare", "{folder}/absent"], 1, "There is no file"),
+        (["record", "--out", "x", "--top", "0"], 2, "--top must be between 1 and 128, got 0"),
+    ],
+)
+def test_wrong_uses_say_what_to_do(
+    arguments: list[str], code: int, message: str, recorded, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    golden = tmp_path / "g.cardan"
+    recorded(noise=False).write(golden)
+    given = [text.format(golden=golden, folder=tmp_path) for text in arguments]
+    assert app.run(["accuracy", *given]) == code
+    assert message in " ".join(capsys.readouterr().err.split())
