@@ -169,7 +169,7 @@ def _launch_gemm(
         finish(partials, epilogue.bias, epilogue.residual, out)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _gemv_kernel(
     x_ptr,
     codes_ptr,
@@ -245,7 +245,7 @@ def _gemv_kernel(
     tl.store(out_at, result.to(out_ptr.dtype.element_ty), written)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _gemm_kernel(
     x_ptr,
     codes_ptr,

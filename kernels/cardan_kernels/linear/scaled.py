@@ -128,7 +128,7 @@ def _launch(
         finish(partials, epilogue.bias, epilogue.residual, out)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _scaled_kernel(
     x_ptr,
     codes_ptr,

@@ -46,7 +46,7 @@ def finish(partials: torch.Tensor, bias: torch.Tensor | None, residual: torch.Te
     )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _finish_kernel(
     partials_ptr,
     bias_ptr,
