@@ -1,4 +1,4 @@
-# demo · test · test-more · check · conform · native-compile · native-emulate · native-sanitize · kernels-compile · kernels-compile-all · bench · bench-peers · mac-check · screenshots · soak · fuzz-api · docs
+# demo · test · test-more · check · conform · native-compile · native-emulate · native-sanitize · kernels-compile · kernels-compile-all · bench · bench-peers · mac-check · device-check · device-wheels · screenshots · soak · fuzz-api · docs
 #
 # Everything is installed into .venv; models are kept in .cardan. Nothing else of the machine is touched.
 
@@ -28,7 +28,7 @@ P ?= $(PLATFORM)
 # One process a core, one thread each; a file stays in one process, so that its fixtures are made once.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile
 
-.PHONY: demo test test-more check conform native-compile native-emulate native-sanitize kernels-compile kernels-compile-all bench bench-peers mac-check screenshots soak fuzz-api docs clean
+.PHONY: demo test test-more check conform native-compile native-emulate native-sanitize kernels-compile kernels-compile-all bench bench-peers mac-check device-check device-wheels screenshots soak fuzz-api docs clean
 
 demo: $(VENV)/installed-$(PLATFORM) $(NATIVE)
 	@$(BIN)/python examples/demo.py
@@ -111,6 +111,17 @@ bench-peers: $(VENV)/installed-bench $(NATIVE) $(CARDAN_CACHE)/fetched
 # On a Mac: conformance, greedy tokens and times, kept in docs/evidence/.
 mac-check: $(VENV)/installed-test $(CARDAN_CACHE)/fetched
 	$(BIN)/python benchmarks/mac_check.py
+
+# On a machine with one NVIDIA GPU: conformance, waits, graphs, parity, kernels, throughput, kept in docs/evidence/.
+# It takes torch and triton as the machine has them, needs no network and makes no environment: PYTHON runs it, and W
+# names a folder of wheels. F takes flags, such as F=--quick.
+W ?= $(wildcard .cardan/device-wheels)
+device-check:
+	$(PYTHON) benchmarks/device_check.py $(if $(W),--wheels $(W)) $(F)
+
+# The wheels that it needs beyond torch, triton and numpy, fetched on a machine with a network, to be carried there.
+device-wheels: $(BIN)/python
+	$(BIN)/python benchmarks/device_check.py --collect .cardan/device-wheels $(F)
 
 # Pictures of the page for docs/operating.md; needs Chromium and its driver.
 screenshots: $(VENV)/installed-test $(NATIVE) $(CARDAN_CACHE)/fetched

@@ -11,10 +11,11 @@ from cardan.quantization import AFFINE_GROUPS, FORMATS
 from cardan.weights.quantized import METHODS
 from cardan_cpu.features import native_features, torch_features
 from cardan_cpu.host import read_host
+from cardan_npu.features import features as npu_features
 
 PAGE = (Path(__file__).parents[1] / "docs/quantization.md").read_text(encoding="utf-8")
 ROWS = [[cell.strip() for cell in line.strip("|").split("|")] for line in PAGE.splitlines() if line.startswith("| ")]
-COLUMNS = {"cpu, native kernels": 3, "cpu, torch": 4, "mlx": 5}
+COLUMNS = {"cpu, native kernels": 3, "cpu, torch": 4, "mlx": 5, "npu": 6}
 
 
 def formats_of(row: list[str]) -> list[str]:
@@ -28,6 +29,8 @@ def answers(column: str) -> dict[str, Capability]:
         from cardan_mlx import platform
 
         return dict(platform.capabilities(platform.devices()[0]).features)
+    if column == "npu":
+        return {str(name): answer for name, answer in npu_features().items()}
     if column == "cpu, torch":
         return {str(name): answer for name, answer in torch_features(read_host()).items()}
     pytest.importorskip("cardan_native")

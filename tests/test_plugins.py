@@ -30,6 +30,8 @@ from cardan.parsers import (
 from cardan.plugins import Hooks, hook_names, hookimpl, load_plugins
 from cardan.scheduler import SCHEDULE_POLICIES, SchedulePolicy
 from cardan.scheduler.ordering import fcfs
+from cardan.weights.quantized import METHODS, CheckpointMethod, names_of
+from cardan.weights.quantized.awq import AwqReader
 
 DOCS = Path(__file__).parents[1] / "docs" / "plugins.md"
 
@@ -65,6 +67,7 @@ def restored_registries() -> Any:
         GRAMMAR_BACKENDS,
         TOOL_FORMATS,
         REASONING_FORMATS,
+        METHODS,
     ]
     before = [dict(registry) for registry in registries]
     yield
@@ -100,7 +103,13 @@ def test_every_hook_reaches_its_registry() -> None:
     def add_grammars(register: Any) -> None:
         register("acme-grammar", GRAMMAR_BACKENDS["llguidance"])
 
+    method = CheckpointMethod(reader=AwqReader, aliases=("acme-other",))
+
+    def add_methods(register: Any) -> None:
+        register("acme-method", method)
+
     functions = {
+        "register_checkpoint_methods": add_methods,
         "register_grammar_backends": add_grammars,
         "register_models": add_models,
         "register_schedule_policies": add_schedule,
@@ -113,6 +122,7 @@ def test_every_hook_reaches_its_registry() -> None:
     assert build_model({"architectures": ["AcmeForCausalLM"]}, "x", None) is model
     assert SCHEDULE_POLICIES["acme-order"] is policy
     assert EVICTION_POLICIES["acme-rank"] is rank
+    assert names_of({"quant_method": "ACME-other"}) == ("acme-method", "acme-other")
     assert choose_backend("acme-grammar") == ("acme-grammar", "--grammar-backend")
     form = AnswerFormat(*choose_parsers("acme-calls", "acme-thoughts", ()))
     assert (form.tools, form.reasoning) == (calls, thoughts)
@@ -125,6 +135,7 @@ def test_every_hook_reaches_its_registry() -> None:
     ("hook", "taken", "kind", "message"),
     [
         ("register_models", "LlamaForCausalLM", ConfigError, "LlamaForCausalLM, which is registered already"),
+        ("register_checkpoint_methods", "awq", PluginError, "'awq' for quant_method, which is registered already"),
         ("register_schedule_policies", "lpm", PluginError, "'lpm' for --schedule-policy, which is registered already"),
         ("register_grammar_backends", "xgrammar", PluginError, "'xgrammar' for --grammar-backend, which is registered"),
         ("register_eviction_policies", "lru", PluginError, "'lru' for --radix-eviction-policy, which is registered"),

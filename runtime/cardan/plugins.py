@@ -130,6 +130,14 @@ class Hooks:
         """
 
     @_hookspec
+    def register_checkpoint_methods(self, register: Register) -> None:
+        """Add ways in which checkpoints are quantized.
+
+        ``register(name, method)``: ``name`` is ``quant_method`` of a ``config.json``, and what ``--quantization``
+        takes for such a checkpoint; ``method`` is a ``cardan.weights.quantized.CheckpointMethod``.
+        """
+
+    @_hookspec
     def register_schedule_policies(self, register: Register) -> None:
         """Add orders of the waiting queue.
 

@@ -16,6 +16,7 @@ from cardan.models import register_model
 from cardan.parsers import REASONING_FORMATS, TOOL_FORMATS
 from cardan.plugins import EntryPointLike, Register, load_plugins
 from cardan.scheduler import SCHEDULE_POLICIES
+from cardan.weights.quantized import METHODS
 
 
 @functools.cache
@@ -41,6 +42,7 @@ def apply_plugins(entry_points: Iterable[EntryPointLike] | None = None) -> None:
     """
     hooks = load_plugins(entry_points).hook
     hooks.register_models(register=register_model)
+    hooks.register_checkpoint_methods(register=_adder(METHODS, "quant_method"))
     hooks.register_schedule_policies(register=_adder(SCHEDULE_POLICIES, "--schedule-policy"))
     hooks.register_grammar_backends(register=_adder(GRAMMAR_BACKENDS, "--grammar-backend"))
     hooks.register_eviction_policies(register=_adder(EVICTION_POLICIES, "--radix-eviction-policy"))

@@ -20,7 +20,7 @@ from cardan.errors import UnsupportedModelError
 from cardan.models import DecoderModel, build_model
 from cardan.platform import Device, KVPool, LoadedModel, MemoryRequest, Model, Plan, Platform, Runner, SettingSource
 from cardan.platform.discovery import choose_platform, platforms_claiming
-from cardan.platform.refusals import parse_options
+from cardan.platform.refusals import main_format, parse_options
 from cardan.platform.resolve import platform_facts, resolve
 from cardan.runner import open_device
 from cardan.scheduler import SchedulerSettings
@@ -124,6 +124,7 @@ def open_and_resolve(config: EngineConfig, progress: Progress = _silent, platfor
     else:
         checkpoint = open_model(config.model, progress)
         model = build_model(checkpoint.config, checkpoint.name, checkpoint.tensor_info())
+    config = _with_format_for_method(config, checkpoint.quantized_by, model)
     refused = config.model.quantization_fallback == "refuse"
     elsewhere = platforms_claiming(model.facts.weight_formats, but=platform.name) if refused else {}
     facts = platform_facts(platform, device, model.facts, elsewhere)
@@ -133,6 +134,14 @@ def open_and_resolve(config: EngineConfig, progress: Progress = _silent, platfor
     )
     plan = with_grammars(plan, config.grammar, facts.capabilities)
     return Opened(checkpoint=checkpoint, model=model, platform=platform, plan=plan)
+
+
+def _with_format_for_method(config: EngineConfig, quantized_by: tuple[str, ...], model: Model) -> EngineConfig:
+    """The config with the checkpoint's format, where ``--quantization`` names the method that it is quantized by."""
+    asked = config.model.quantization
+    if asked is None or asked.lower() not in quantized_by:
+        return config
+    return replace(config, model=replace(config.model, quantization=main_format(model.facts.weight_formats)))
 
 
 def resolve_plan(config: EngineConfig, progress: Progress = _silent) -> Plan:

@@ -150,7 +150,7 @@ def resolve_quantization(asked: str | None, facts: ModelFacts, capabilities: Cap
     """
     if asked is None:
         return Setting(None, SettingSource.DEFAULT, "weights keep the checkpoint's formats")
-    main = _main_format(facts.weight_formats)
+    main = main_format(facts.weight_formats)
     if asked.lower() == main.lower():
         return Setting(main, SettingSource.FLAG, "--quantization; the checkpoint is in it")
     made = {fmt.lower(): fmt for fmt in capabilities.family("quantize")}
@@ -164,7 +164,7 @@ def resolve_quantization(asked: str | None, facts: ModelFacts, capabilities: Cap
     )
 
 
-def _main_format(formats: Mapping[str, int]) -> str:
+def main_format(formats: Mapping[str, int]) -> str:
     """The format of most weights: of most block-quantized tensors where there are any (norms stay dense)."""
     blocks = {fmt: count for fmt, count in formats.items() if fmt not in DENSE_FORMATS}
     counted = blocks or formats

@@ -81,9 +81,16 @@ class NoTensors:
 class OpenedCheckpoint:
     """A checkpoint whose files are mapped; implements ``cardan.platform.Checkpoint``."""
 
-    def __init__(self, description: ModelDescription, store: TensorStore, notes: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self,
+        description: ModelDescription,
+        store: TensorStore,
+        notes: tuple[str, ...] = (),
+        quantized_by: tuple[str, ...] = (),
+    ) -> None:
         self._description = description
         self._notes = notes
+        self._quantized_by = quantized_by
         self._store = store
         self._info = store.info()
 
@@ -121,6 +128,11 @@ class OpenedCheckpoint:
     def notes(self) -> tuple[str, ...]:
         """What the plan should say of it: how it is quantized."""
         return self._notes
+
+    @property
+    def quantized_by(self) -> tuple[str, ...]:
+        """All names of the method that its linears were quantized by; empty for none."""
+        return self._quantized_by
 
     def names(self) -> Iterable[str]:
         """Names of all tensors."""

@@ -43,7 +43,7 @@ def find_weights(folder: Path) -> WeightFiles:
     safetensors = _files(folder, ".safetensors")
     if (whole := folder / "model.safetensors") in safetensors:
         return WeightFiles(safetensors=(whole,))
-    if (index := folder / INDEX_NAME).is_file():
+    if (index := _index(folder)).is_file():
         weight_map = read_index(index)
         return WeightFiles(safetensors=tuple(sorted(set(weight_map.values()))), weight_map=weight_map)
     if len(safetensors) == 1:
@@ -55,6 +55,13 @@ def find_weights(folder: Path) -> WeightFiles:
             "that says which tensor is where. Fetch the index, or pass one file."
         )
     return _find_gguf(folder)
+
+
+def _index(folder: Path) -> Path:
+    """The index under its usual name, else the only one."""
+    usual = folder / INDEX_NAME
+    others = sorted(folder.glob("*.safetensors.index.json"))
+    return others[0] if len(others) == 1 and not usual.is_file() else usual
 
 
 def _find_gguf(folder: Path) -> WeightFiles:

@@ -18,7 +18,7 @@ from cardan.weights.gguf import GgufStore, architecture_of, gguf_config, read_he
 from cardan.weights.kinds import CONVERT_PICKLE, PICKLE_SUFFIXES, FileKind, check_kind, file_kind
 from cardan.weights.locate import Located, locate_model, locate_tokenizer
 from cardan.weights.mapped_file import MappedFile
-from cardan.weights.quantized import quantization_settings, quantized_store
+from cardan.weights.quantized import names_of, quantization_settings, quantized_store
 from cardan.weights.safetensors import SafetensorsStore
 
 Progress: TypeAlias = Callable[[str, int, int], None]
@@ -124,7 +124,7 @@ def _put_together(description: ModelDescription, store: TensorStore, folder: Pat
     if settings is None:
         return OpenedCheckpoint(description, store)
     quantized = quantized_store(store, settings)
-    return OpenedCheckpoint(description, quantized, quantized.notes)
+    return OpenedCheckpoint(description, quantized, quantized.notes, names_of(settings))
 
 
 def _describe_folder(located: Located, folder: Path, tokenizer: TokenizerSource | None) -> ModelDescription:
