@@ -230,24 +230,22 @@ def _parts_kernel(
     in_group = (tl.program_id(1) % head_tiles) * BLOCK_H + tl.arange(0, BLOCK_H)
     live = in_group < group
     head = kv_head * group + in_group
-    v_column = tl.arange(0, BLOCK_V)
-    stored = live[:, None] & (v_column < V_DIM)[None, :]
-    token = row.to(tl.int64)
-    if tokens is not None:
-        token = tl.load(tokens + row).to(tl.int64)
     if logs is not None:
         at = (row.to(tl.int64) * q_heads + head) * count + part
         if begin >= end:
             tl.store(logs + at, tl.full([BLOCK_H], float("-inf"), tl.float32), mask=live)
             return
-    k_column = tl.arange(0, BLOCK_K)
+    token = row.to(tl.int64)
+    if tokens is not None:
+        token = tl.load(tokens + row).to(tl.int64)
+    k_column, v_column = tl.arange(0, BLOCK_K), tl.arange(0, BLOCK_V)
     q_rows = q + token * q_token_stride + head * q_head_stride
     queries = tl.load(q_rows[:, None] + k_column[None, :], mask=live[:, None] & (k_column < K_DIM)[None, :], other=0.0)
     top = tl.full([BLOCK_H], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_H], tl.float32)
     if logs is None:  # noqa: SIM102 (decided while compiling)
         if sinks is not None:
-            top = tl.load(sinks + head, mask=live, other=0.0) * 1.4426950408889634
+            top = tl.load(sinks + head, mask=live, other=0.0).to(tl.float32) * 1.4426950408889634
             total += 1.0
     line = tl.load(table_rows + row).to(tl.int64)
     acc, total, top = attend_blocks(
@@ -268,7 +266,8 @@ def _parts_kernel(
     else:
         places = out + at * V_DIM
         tl.store(logs + at, top + tl.log2(some), mask=live)
-    tl.store(places[:, None] + v_column[None, :], acc.to(out.dtype.element_ty), mask=stored)
+    kept = live[:, None] & (v_column < V_DIM)[None, :]
+    tl.store(places[:, None] + v_column[None, :], acc.to(out.dtype.element_ty), mask=kept)
 
 
 @triton.jit(do_not_specialize=["count"])
@@ -290,7 +289,7 @@ def _reduce_kernel(
     top = tl.max(highest, 0)
     sink = float("-inf")
     if sinks is not None:
-        sink = tl.load(sinks + head) * 1.4426950408889634
+        sink = tl.load(sinks + head).to(tl.float32) * 1.4426950408889634
         top = tl.maximum(top, sink)
     top = tl.where(top == float("-inf"), 0.0, top)
     total = tl.exp2(sink - top)

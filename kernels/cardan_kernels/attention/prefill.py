@@ -119,7 +119,7 @@ def _prefill_kernel(
     top = tl.full([BLOCK_M], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
     if sinks is not None:
-        top = tl.load(sinks + head, mask=live, other=0.0) * 1.4426950408889634
+        top = tl.load(sinks + head, mask=live, other=0.0).to(tl.float32) * 1.4426950408889634
         total += 1.0
     state = (tl.zeros([BLOCK_M, BLOCK_V], tl.float32), total, top)
     seen = (first_position + token, window, first_key, last_key)
