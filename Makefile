@@ -82,14 +82,14 @@ native-emulate: $(VENV)/installed-test
 		-C 'cmake.define.CARDAN_VARIANTS=avx512;amx' ./kernels/native
 	PYTHONPATH=$(VENV)/emulated $(PYTEST) tests/native
 
-# The kernels for GPUs, compiled for every chip on a machine that has none: those that go through all pairs of features,
-# with a table of what they take of the chip, also in docs/kernels.md; or every variant that a plan can choose, which
-# takes hours.
+# The kernels for GPUs, compiled for every chip on a machine that has none: at most 150 variants, which go through as
+# many pairs of features as they can, with a table of what they take of the chip, also in docs/kernels.md; or every
+# variant that a plan can choose, which takes hours.
 kernels-compile: $(VENV)/installed-test
-	$(BIN)/python -W ignore -m cardan_kernels.compiled --page docs/kernels.md
+	$(BIN)/python -W ignore -m cardan_kernels.compiled --cache $(CARDAN_CACHE)/kernels --page docs/kernels.md
 
 kernels-compile-all: $(VENV)/installed-test
-	$(BIN)/python -W ignore -m cardan_kernels.compiled --all
+	$(BIN)/python -W ignore -m cardan_kernels.compiled --cache $(CARDAN_CACHE)/kernels --all
 
 # The thread pool of the CPU's kernels under the address, undefined-behaviour and thread sanitizers.
 native-sanitize: $(VENV)/installed-test

@@ -64,11 +64,11 @@ def _progress(done: int, total: int) -> None:
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m cardan_kernels.compiled", description=__doc__)
-    parser.add_argument("--all", action="store_true", help="every variant, not only a few with all pairs of features")
+    parser.add_argument("--all", action="store_true", help="every variant, not only few with most pairs of features")
     parser.add_argument("--most", type=int, default=MOST, help="variants to compile at most")
     parser.add_argument("--chips", nargs="+", default=list(COMPILED_FOR), choices=COMPILED_FOR)
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
-    parser.add_argument("--cache", type=Path, default=Path(os.environ.get("CARDAN_CACHE", ".cardan")) / "kernels")
+    parser.add_argument("--cache", type=Path, default=Path(".cardan/kernels"))
     parser.add_argument("--page", type=Path, help="file to write the table to, in Markdown")
     return parser.parse_args(arguments)
 

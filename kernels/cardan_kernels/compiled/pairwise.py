@@ -1,4 +1,4 @@
-"""Which variants are compiled in each change: few, so that every pair of values of two features is among them.
+"""Which variants are compiled in each change: few, so that most pairs of values of two features are among them.
 
 It compiles nothing.
 """
@@ -61,21 +61,29 @@ FIRST = 1 << 20
 
 def _of_op(candidates: Sequence[tuple[str, Variant]]) -> tuple[list[tuple[int, str, str]], int]:
     """The chosen ones of an operation, each with what it adds, and how many pairs the operation has."""
-    features = [(chip, variant.name, _pairs(variant)) for chip, variant in candidates]
-    open_pairs = set().union(*(pairs for _, _, pairs in features))
-    open_chips = {chip for chip, _, _ in features}
+    features = {variant.name: _pairs(variant) for _, variant in candidates}
+    chips_of: dict[str, list[str]] = {}
+    for chip, variant in candidates:
+        chips_of.setdefault(variant.name, []).append(chip)
+    open_pairs = set().union(*features.values())
+    open_chips = {chip for chip, _ in candidates}
     total = len(open_pairs)
     seen: set[tuple[str, object]] = set()
     chosen = []
     while open_pairs or open_chips:
-        # equal gains go to a chip that has compiled fewest of the values
-        chip, name, pairs = max(
-            features,
+        gains = {name: len(pairs & open_pairs) for name, pairs in features.items()}
+        if open_chips:
+            gains = {name: gain for name, gain in gains.items() if not open_chips.isdisjoint(chips_of[name])}
+        most = max(gains.values())
+        # of equal ones the first that has a chip which compiled fewest of its values
+        chip, name = max(
+            ((chip, name) for name, gain in gains.items() if gain == most for chip in chips_of[name]),
             key=lambda entry: (
-                len(entry[2] & open_pairs) + FIRST * (entry[0] in open_chips),
-                sum((entry[0], value) not in seen for value in _values(entry[2])),
+                entry[0] in open_chips,
+                sum((entry[0], value) not in seen for value in _values(features[entry[1]])),
             ),
         )
+        pairs = features[name]
         chosen.append((len(pairs & open_pairs) + FIRST * (chip in open_chips), chip, name))
         open_pairs -= pairs
         open_chips.discard(chip)
