@@ -66,7 +66,7 @@ SIMULATED = $(if $(filter npu,$(P)),$(shell $(BIN)/python -c '$(HAS_TORCH_NPU)' 
 # yet brings an extra of its name.
 conform: $(VENV)/installed-test $(NATIVE)
 	$(if $(filter-out $(PLATFORM) null npu,$(P)),@$(PIP) -e '.[$(P)]')
-	$(if $(SIMULATED),@echo "torch_npu is not installed: on its simulator in $(SIMULATED), computed on the CPU.")
+	$(if $(SIMULATED),@echo "torch_npu is not installed: $(P) is tried on the simulator in $(SIMULATED) and computes on the CPU.")
 	$(if $(SIMULATED),PYTHONPATH=$(SIMULATED) )$(BIN)/cardan conform --platform $(P) $(addprefix --platform-option ,$(O))
 
 # Every variant of the CPU's kernels, those too that this processor does not run.
