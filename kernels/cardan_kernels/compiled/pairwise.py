@@ -62,32 +62,25 @@ FIRST = 1 << 20
 def _of_op(candidates: Sequence[tuple[str, Variant]]) -> tuple[list[tuple[int, str, str]], int]:
     """The chosen ones of an operation, each with what it adds, and how many pairs the operation has."""
     features = {variant.name: _pairs(variant) for _, variant in candidates}
-    chips_of: dict[str, list[str]] = {}
-    for chip, variant in candidates:
-        chips_of.setdefault(variant.name, []).append(chip)
+    entries = [(chip, variant.name) for chip, variant in candidates]
     open_pairs = set().union(*features.values())
-    open_chips = {chip for chip, _ in candidates}
+    open_chips = {chip for chip, _ in entries}
     total = len(open_pairs)
     seen: set[tuple[str, object]] = set()
     chosen = []
     while open_pairs or open_chips:
         gains = {name: len(pairs & open_pairs) for name, pairs in features.items()}
-        if open_chips:
-            gains = {name: gain for name, gain in gains.items() if not open_chips.isdisjoint(chips_of[name])}
-        most = max(gains.values())
-        # of equal ones the first that has a chip which compiled fewest of its values
+        worth = [gains[name] + FIRST * (chip in open_chips) for chip, name in entries]
+        most = max(worth)
+        # of equal ones that whose chip has compiled fewest of its values
         chip, name = max(
-            ((chip, name) for name, gain in gains.items() if gain == most for chip in chips_of[name]),
-            key=lambda entry: (
-                entry[0] in open_chips,
-                sum((entry[0], value) not in seen for value in _values(features[entry[1]])),
-            ),
+            (entry for entry, value in zip(entries, worth, strict=True) if value == most),
+            key=lambda entry: sum((entry[0], value) not in seen for value in _values(features[entry[1]])),
         )
-        pairs = features[name]
-        chosen.append((len(pairs & open_pairs) + FIRST * (chip in open_chips), chip, name))
-        open_pairs -= pairs
+        chosen.append((most, chip, name))
+        open_pairs -= features[name]
         open_chips.discard(chip)
-        seen |= {(chip, value) for value in _values(pairs)}
+        seen |= {(chip, value) for value in _values(features[name])}
     return chosen, total
 
 
