@@ -15,7 +15,7 @@ import pytest
 
 sys.path.append(str(Path(__file__).parents[1] / "server"))
 
-from server_fakes import ServerThread
+from server_fakes import TEMPLATE, ServerThread
 
 from cardan.engine import Frontend
 from cardan.engine.options import config_from_options
@@ -42,7 +42,9 @@ class City(pydantic.BaseModel):
 @pytest.fixture(scope="module")
 def tiny_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerThread]:
     folder = write_tiny_model(tmp_path_factory.mktemp("served") / "tiny")
-    server = serve(model=str(folder), platform="null", max_total_tokens=8192)
+    template = folder.with_name("tools.jinja")
+    template.write_text(TEMPLATE)
+    server = serve(model=str(folder), platform="null", max_total_tokens=8192, chat_template=str(template))
     yield server
     server.stop()
 
@@ -93,3 +95,36 @@ def test_openais_client_gets_what_it_asks_for(smollm2_path: Path) -> None:
         assert choice.choices[0].message.content in ("Paris", "Rome")
     finally:
         server.stop()
+
+
+UNIQUE = {"type": "array", "items": {"type": "boolean"}, "maxItems": 3, "uniqueItems": True}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_every_api_names_what_is_not_enforced(tiny_server: ServerThread, stream: bool) -> None:
+    tool = {"name": "pick", "input_schema": {"type": "object", "properties": {"of": UNIQUE}, "required": ["of"]}}
+    asked: dict[str, dict[str, Any]] = {
+        "/v1/messages": {
+            "max_tokens": 100,
+            "messages": [{"role": "user", "content": "Pick."}],
+            "tools": [tool],
+            "tool_choice": {"type": "tool", "name": "pick"},
+        },
+        "/v1/responses": {
+            "input": "Pick.",
+            "max_output_tokens": 100,
+            "text": {"format": {"type": "json_schema", "name": "x", "schema": UNIQUE, "strict": False}},
+        },
+    }
+    for path, fields in asked.items():
+        answer = tiny_server.http.post(path, json={"model": "tiny", "stream": stream, **fields})
+        assert answer.status_code == 200, (path, answer.text)
+        assert answer.headers.get("X-Cardan-Unenforced") == "uniqueItems", path
+    asked["/v1/responses"]["text"]["format"]["strict"] = True
+    del asked["/v1/messages"]
+    asked["/api/chat"] = {"messages": [{"role": "user", "content": "Pick."}], "format": UNIQUE}
+    asked["/api/generate"] = {"prompt": "Pick.", "format": UNIQUE}
+    for path, fields in asked.items():
+        refused = tiny_server.http.post(path, json={"model": "tiny", "stream": stream, **fields})
+        assert refused.status_code == 400, path
+        assert "uniqueItems (at /uniqueItems)" in refused.text

@@ -202,3 +202,43 @@ def test_long_chains_of_rules_do_not_overflow_the_stack() -> None:
     assert not isinstance(ready.result, Exception)
     assert allowed(ready.result.matcher()) & set(WORDS_TOKENIZER.encode("{"))
     compiler.close()
+
+
+def test_many_masks_are_those_of_each_alone(backend: Any) -> None:
+    """Filled together where the backend can, and beside rows that are forced, free or have no grammar."""
+    patterns = ["[0-9]+z", "hello the [0-9]+z", "ab+", "[a-z ]{4,}", "(yes|no)"]
+    follows = [session(backend, pattern) for pattern in patterns]
+    thinking = session(backend, "ab+", starts_after=WORDS_TOKENIZER.encode("tion"))
+    rows: list[GrammarSession | None] = [follows[0], None, *follows[1:], thinking]
+    buffers = MaskBuffers(16, 32 * len(FREE.row))
+    for _ in range(3):
+        masks = buffers.fill(rows).copy()
+        for row, mask in zip(rows, masks, strict=True):
+            alone = np.full_like(mask, 0xFFFFFFFF)
+            if row is not None:
+                row.fill(alone)
+            assert (mask == alone).all()
+        for one in follows:
+            if not one.complete:
+                assert one.accept(min(allowed(one)))
+
+
+def test_one_that_is_slow_among_many_is_found(backend: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [session(backend, "[0-9]+z") for _ in range(3)]
+    if rows[0].matcher is None or not hasattr(rows[0].matcher, "fill_many"):
+        pytest.skip("this backend fills masks one by one")
+    monkeypatch.setattr(sessions, "MAX_STEP_S", -1.0)
+    buffers = MaskBuffers(4, 32 * len(FREE.row))
+    assert buffers.fill(rows).any()
+    assert all(row.matcher is None for row in rows), "the next masks are timed one by one"
+    assert not buffers.fill(rows)[:3].any()
+    assert all("took longer" in (row.error or "") for row in rows)
+
+
+def test_a_wrong_row_among_many_allows_nothing(backend: Any) -> None:
+    good, bad, other = (session(backend, "[0-9]+z") for _ in range(3))
+    assert not bad.accept(WORDS_TOKENIZER.encode("x")[0])
+    masks = MaskBuffers(4, 32 * len(FREE.row)).fill([good, bad, other])
+    assert masks[0].any()
+    assert not masks[1].any()
+    assert (masks[2] == masks[0]).all()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -14,26 +15,51 @@ import pytest
 
 sys.path.append(str(Path(__file__).parent))
 
-from server_fakes import FakeEngine, ServerThread, server_config
+from server_fakes import TEMPLATE, FakeEngine, ServerThread, server_config
 
-from cardan.config import CacheConfig, EngineConfig, ModelConfig, PlatformConfig, SchedulerConfig, ServerConfig
+from cardan.config import (
+    CacheConfig,
+    EngineConfig,
+    GrammarConfig,
+    ModelConfig,
+    PlatformConfig,
+    SchedulerConfig,
+    ServerConfig,
+)
 
 ENGINES = os.environ.get("CARDAN_TEST_SERVER_ENGINES", "fake,null").split(",")
-"""Kinds of engines that tests with the fixture ``server`` run on: ``fake``, or the name of a platform, which serves
-a tiny model in real processes. What these tests ask for holds on every platform and for every model."""
+"""Kinds of engines that tests with the fixture ``server`` run on: ``fake``, the name of a platform, which serves a tiny
+model in real processes, or ``smollm2``, which is that model on the CPU. What these tests ask for holds on every
+platform and for every model."""
 
 MAX_BODY_BYTES = 4 * 2**20
 
 
-def _platform_config(platform: str, folder: Path) -> EngineConfig:
+def _smollm2() -> ModelConfig:
+    path = Path(os.environ.get("CARDAN_TEST_MODELS", "/nowhere")) / "SmolLM2-135M-Instruct.Q4_1.gguf"
+    if not path.is_file():
+        pytest.skip(f"{path.name} is not in CARDAN_TEST_MODELS; `make test` fetches it")
+    return ModelConfig(model=str(path), served_model_name="tiny", sampling_defaults="openai")
+
+
+def _platform_config(kind: str, folder: Path) -> EngineConfig:
     """A tiny model with random weights on a platform; the null platform needs none."""
     from cardan.testing import write_tiny_model
 
-    options = ("step_ms=0.2",) if platform == "null" else ()
-    model = str(write_tiny_model(folder))
+    options = ("step_ms=0.2",) if kind == "null" else ()
+    if kind == "smollm2":
+        model = _smollm2()
+    else:
+        weights = None if kind == "null" else 1
+        model = ModelConfig(model=str(write_tiny_model(folder)), served_model_name="tiny", random_weights=weights)
+    template = folder.with_name("tools.jinja")
+    template.write_text(TEMPLATE)
+    model = dataclasses.replace(model, chat_template=str(template))
     return EngineConfig(
-        model=ModelConfig(model=model, served_model_name="tiny", random_weights=None if platform == "null" else 1),
-        platform=PlatformConfig(platform=platform, options=options),
+        model=model,
+        platform=PlatformConfig(platform="cpu" if kind == "smollm2" else kind, options=options),
+        # The first grammar waits for the backend to read the vocabulary, on a machine that runs other tests too.
+        grammar=GrammarConfig(grammar_compile_timeout_s=120),
         cache=CacheConfig(max_total_tokens=8192),
         scheduler=SchedulerConfig(random_seed=1, enable_return_hidden_states=True),
         server=ServerConfig(port=0, max_body_bytes=MAX_BODY_BYTES, log_level="error"),

@@ -34,6 +34,16 @@ EOS_ID, IM_START_ID, IM_END_ID, VOCAB_SIZE = 256, 257, 258, 260
 SPECIAL = {EOS_ID: "<|endoftext|>", IM_START_ID: "<|im_start|>", IM_END_ID: "<|im_end|>"}
 
 
+TEMPLATE = """\
+{% if tools %}<|im_start|>system
+{{ tools | tojson }}<|im_end|>
+{% endif %}{% for message in messages %}<|im_start|>{{ message.role }}
+{{ message.content }}{% if message.tool_calls %}{{ message.tool_calls | tojson }}{% endif %}<|im_end|>
+{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
+"""The chat template of real engines: one that tells of tools and calls, so that models can be made to call."""
+
+
 class FakeTokenizer:
     """One token a byte, and three special ones."""
 

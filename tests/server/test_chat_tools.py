@@ -429,3 +429,40 @@ def test_parsers_can_be_turned_off(start_chat: Callable[..., ServerThread]) -> N
     del body["tools"]
     message = server.http.post("/v1/chat/completions", json=body).json()["choices"][0]["message"]
     assert message == {"role": "assistant", "content": f"<think>t</think>{PARIS}", "refusal": None}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_generation_ends_with_the_only_call(tool_server: ServerThread, stream: bool) -> None:
+    """With ``parallel_tool_calls`` false nothing is generated behind the first call, on every API of chats."""
+    server = tool_server
+    first = '<tool_call>{"name": "look", "arguments": {}}</tool_call>'
+    text = first + "x" * 300
+    tool = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
+    asked: dict[str, Any] = {"messages": [{"role": "user", "content": say(text)}], "tools": [tool], "max_tokens": 900}
+    asked |= {"model": "tiny", "stream": stream, "parallel_tool_calls": False}
+    if stream:
+        asked["stream_options"] = {"include_usage": True}
+        body = server.http.post("/v1/chat/completions", json=asked).text
+        chunks = [json.loads(line[6:]) for line in body.split("\n\n") if line.startswith("data: {")]
+        finish = chunks[-2]["choices"][0]["finish_reason"]
+        usage = chunks[-1]["usage"]
+    else:
+        whole = server.http.post("/v1/chat/completions", json=asked).json()
+        finish, usage = whole["choices"][0]["finish_reason"], whole["usage"]
+        assert len(whole["choices"][0]["message"]["tool_calls"]) == 1
+    assert finish == "tool_calls"
+    assert usage["completion_tokens"] < len(text) - 200
+    server.wait_idle()
+    message = server.http.post(
+        "/v1/messages",
+        json={
+            "model": "tiny",
+            "max_tokens": 900,
+            "messages": [{"role": "user", "content": say(text)}],
+            "tools": [{"name": "look", "input_schema": {"type": "object"}}],
+            "tool_choice": {"type": "auto", "disable_parallel_tool_use": True},
+        },
+    ).json()
+    assert message["stop_reason"] == "tool_use"
+    assert message["usage"]["output_tokens"] < len(text) - 200
+    server.wait_idle()

@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +17,7 @@ from cardan.grammar.keywords import KeywordTable
 from cardan.grammar_spec import GrammarKind, GrammarSpec
 
 MaskRow: TypeAlias = npt.NDArray[np.uint32]
+MaskRows: TypeAlias = npt.NDArray[np.uint32]
 """One packed mask, ``uint32 [ceil(vocab / 32)]``: bit ``i % 32`` of word ``i / 32`` allows token ``i``."""
 
 
@@ -66,6 +67,15 @@ class Matcher(Protocol):
 
     def forced(self) -> list[int]:
         """Tokens that spell what must follow, where there is one way to go on; those that could be longer left out."""
+
+
+@runtime_checkable
+class ParallelMatcher(Protocol):
+    """A matcher whose kind fills the masks of many at once, with several threads."""
+
+    @classmethod
+    def fill_many(cls, matchers: Sequence[Any], masks: MaskRows, rows: Sequence[int]) -> None:
+        """Write the mask of each matcher, all of this kind, into its row of ``masks: uint32 [rows, words]``."""
 
 
 class CompiledGrammar(Protocol):

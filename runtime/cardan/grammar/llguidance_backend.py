@@ -5,12 +5,14 @@ It knows no request; the library is imported when a backend is made.
 
 from __future__ import annotations
 
+import functools
 import json
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from cardan.grammar.backend import BackendKind, GrammarOptions, GrammarVocabulary, MaskRow
+from cardan.grammar.backend import BackendKind, GrammarOptions, GrammarVocabulary, MaskRow, MaskRows
 from cardan.grammar.keywords import KeywordTable
 from cardan.grammar.limits import read_choices, read_schema, refused_grammar
 from cardan.grammar.tags import read_tags
@@ -78,39 +80,64 @@ KEYWORDS = KeywordTable(
 )
 
 
+@functools.cache
+def _executor() -> llguidance.LLExecutor:
+    """The threads that fill masks."""
+    import llguidance
+
+    return llguidance.LLExecutor()
+
+
 class LlguidanceMatcher:
-    """Follows one output."""
+    """Follows one output.
+
+    Attributes:
+        inner: the library's.
+        words: of a mask.
+    """
 
     def __init__(self, matcher: llguidance.LLMatcher, words: int) -> None:
-        self._matcher = matcher
-        self._words = words
+        self.inner = matcher
+        self.words = words
 
     @property
     def complete(self) -> bool:
         """Whether the output matches and nothing but an end can follow."""
-        return self._matcher.is_stopped() and not self._matcher.is_error()
+        return self.inner.is_stopped() and not self.inner.is_error()
 
     @property
     def error(self) -> str | None:
         """Which limit was hit, or None."""
-        return first_line(self._matcher.get_error()) if self._matcher.is_error() else None
+        return first_line(self.inner.get_error()) if self.inner.is_error() else None
 
     def accept(self, token: int) -> bool:
         """Take the next token. False, with the state as it was, where the grammar does not allow it."""
-        return bool(self._matcher.try_consume_tokens([token]))
+        return bool(self.inner.try_consume_tokens([token]))
 
     def rollback(self, count: int) -> None:
         """Forget the last ``count`` tokens."""
-        self._matcher.rollback(count)
+        self.inner.rollback(count)
 
     def fill(self, row: MaskRow) -> None:
         """Write the mask of the next token; bits beyond the vocabulary become 0."""
         row[:] = 0
-        self._matcher.unsafe_compute_mask_ptr(row.ctypes.data, self._words * row.itemsize)
+        self.inner.unsafe_compute_mask_ptr(row.ctypes.data, self.words * row.itemsize)
+
+    @classmethod
+    def fill_many(cls, matchers: Sequence[LlguidanceMatcher], masks: MaskRows, rows: Sequence[int]) -> None:
+        """Write the masks of many, with as many threads as there are processors."""
+        words = matchers[0].words
+        # Rows of the model may be wider than those of the tokenizer, which is all that the library fills.
+        filled = np.zeros((len(matchers), words), dtype=np.uint32)
+        pairs = [(matcher.inner, index) for index, matcher in enumerate(matchers)]
+        _executor().unsafe_compute_mask_ptr(pairs, filled.ctypes.data, words * filled.itemsize, len(matchers))
+        index = np.asarray(rows)
+        masks[index] = 0
+        masks[index, :words] = filled
 
     def forced(self) -> list[int]:
         """Tokens that spell what must follow, where there is one way to go on."""
-        return self._matcher.compute_ff_tokens()
+        return self.inner.compute_ff_tokens()
 
 
 class LlguidanceGrammar:

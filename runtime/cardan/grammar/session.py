@@ -59,6 +59,7 @@ class GrammarSession:
         self._never_forced = frozenset(never_forced)
         self._forced: deque[int] = deque()
         self._error: str | None = None
+        self._alone = False
         if self._active:
             self._look_ahead()
 
@@ -105,6 +106,16 @@ class GrammarSession:
             started_s = time.perf_counter()
             self._matcher.fill(row)
             self._watch(started_s)
+        self._forbid_all_after_error(row)
+
+    @property
+    def matcher(self) -> Matcher | None:
+        """What makes the next mask, or None where that follows without it."""
+        return self._matcher if self._active and not self._forced and not self._alone else None
+
+    def take_filled(self, row: MaskRow, taken_s: float) -> None:
+        """Another filled ``row`` by ``matcher`` among others, which took ``taken_s`` together."""
+        self._alone = taken_s > MAX_STEP_S  # the next is timed by itself, to know whose is slow
         self._forbid_all_after_error(row)
 
     def _forbid_all_after_error(self, row: MaskRow) -> None:

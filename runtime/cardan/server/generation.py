@@ -8,10 +8,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncGenerator, Coroutine, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
+from msgspec.structs import replace
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive
 
@@ -128,6 +129,19 @@ async def run_job(state: ServerState, job: Job) -> AsyncGenerator[tuple[int, Gen
                 for watcher in watchers:
                     watcher.see(index, output)
                 yield index, output
+
+
+async def run_until(
+    state: ServerState, job: Job, has_enough: Callable[[], bool]
+) -> AsyncGenerator[tuple[int, GenerateOutput], None]:
+    """``run_job`` of one choice, which is ended as by a stop once its consumer has enough of its outputs."""
+    async with contextlib.aclosing(run_job(state, job)) as outputs:
+        async for index, output in outputs:
+            yield index, output
+            if output.finish_reason is None and has_enough():
+                stopped = FinishReason(FinishKind.STOP)
+                yield index, replace(output, text="", token_ids=(), logprobs=(), finish_reason=stopped)
+                return
 
 
 @contextlib.contextmanager

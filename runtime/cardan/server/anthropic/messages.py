@@ -27,6 +27,7 @@ from cardan.server.anthropic.bodies import (
 )
 from cardan.server.anthropic.history import read_conversation
 from cardan.server.chats.turns import Turn, effort_fields, open_turn, thinking_fields
+from cardan.server.chats.unenforced import name_unenforced
 from cardan.server.generation import answer
 from cardan.server.http.bodies import Refusal, is_anything, parse_body, read_object
 from cardan.server.http.replies import ErrorReply, JsonResponse
@@ -112,7 +113,7 @@ async def messages(request: Request) -> Response:
     else:
         response = JsonResponse(await answer(request, _whole(message)))
     response.headers["request-id"] = turn.job.request_id
-    return response
+    return name_unenforced(response, state, turn.job)
 
 
 async def count_tokens(request: Request) -> Response:

@@ -14,7 +14,7 @@ from cardan.engine.api import GenerateOutput
 from cardan.errors import RequestAbortedError, RequestError
 from cardan.parsers import Answer, Event
 from cardan.server.chats.preparation import answer_format, prepare_chat
-from cardan.server.generation import Choice, Job, check_failed, run_job
+from cardan.server.generation import Choice, Job, check_failed, run_until
 from cardan.server.http.bodies import parse_body
 from cardan.server.openai.bodies import CHAT_REFUSED, ChatBody
 from cardan.server.openai.deltas import AnswerReader
@@ -59,7 +59,8 @@ class Turn:
             RequestAbortedError: somebody aborted it.
             CardanError: what the engine raises.
         """
-        async with contextlib.aclosing(run_job(self.state, self.job)) as outputs:
+        run = run_until(self.state, self.job, lambda: self.reader.has_enough)
+        async with contextlib.aclosing(run) as outputs:
             async for _, output in outputs:
                 self.choice.add(output)
                 reason = output.finish_reason

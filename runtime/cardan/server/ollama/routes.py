@@ -23,6 +23,7 @@ from cardan.parsers import CallEnd, Content, Event, Reasoning
 from cardan.parsers.reasoning import PlainParser
 from cardan.server.chats.preparation import answer_format
 from cardan.server.chats.turns import Turn, effort_fields, open_turn, thinking_fields
+from cardan.server.chats.unenforced import name_unenforced
 from cardan.server.generation import Job, answer
 from cardan.server.http.bodies import parse_body, read_object
 from cardan.server.http.replies import ErrorReply, JsonResponse
@@ -231,8 +232,8 @@ async def _respond(request: Request, turn: Turn, body: OllamaBody) -> Response:
     shows = body.think is not False and answer_format(turn.state).reasoning is not None
     said = _Answer(turn, body, shows)
     if body.stream:
-        return await open_stream(request, _lines(said), FORM)
-    return JsonResponse(await answer(request, _whole(said)))
+        return name_unenforced(await open_stream(request, _lines(said), FORM), turn.state, turn.job)
+    return name_unenforced(JsonResponse(await answer(request, _whole(said))), turn.state, turn.job)
 
 
 async def _whole(said: _Answer) -> dict[str, Any]:

@@ -6,7 +6,7 @@ It does not know how a template turns messages into text, nor how a model writes
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,7 @@ from starlette.responses import Response
 from cardan.engine.api import GenerateOutput
 from cardan.server.chats.preparation import PreparedChat, prepare_chat
 from cardan.server.chats.unenforced import name_unenforced
-from cardan.server.generation import Choice, Job, answer, check_failed, new_choices, run_job, run_to_end
+from cardan.server.generation import Choice, Job, answer, check_failed, new_choices, run_job, run_to_end, run_until
 from cardan.server.http.bodies import parse_body, read_object
 from cardan.server.http.replies import JsonResponse
 from cardan.server.http.sse import open_stream
@@ -77,8 +77,27 @@ async def chat_completions(request: Request) -> Response:
     if body.stream:
         return name_unenforced(await open_stream(request, _stream(chat)), state, chat.job)
     choices = new_choices(chat.job)
-    await answer(request, run_to_end(state, chat.job, choices))
+    await answer(request, _run(chat, choices))
     return name_unenforced(JsonResponse(_whole(chat, choices[0])), state, chat.job)
+
+
+async def _run(chat: _Chat, choices: list[list[Choice]]) -> None:
+    """Run a chat to its end, or to the end of the first call where only one is wanted."""
+    if chat.body.parallel_tool_calls or chat.body.n > 1:
+        await run_to_end(chat.state, chat.job, choices)
+        return
+    reader = chat.prepared.reader()
+    async with contextlib.aclosing(run_until(chat.state, chat.job, lambda: reader.has_enough)) as outputs:
+        async for _, output in outputs:
+            choices[0][0].add(output)
+            reader.read(output.text, ends=output.finish_reason is not None)
+
+
+def _outputs(chat: _Chat, readers: Mapping[int, AnswerReader]) -> AsyncGenerator[tuple[int, GenerateOutput], None]:
+    """What a stream is made of; it ends with the first call where one choice has only one."""
+    if chat.body.n > 1:
+        return run_job(chat.state, chat.job)
+    return run_until(chat.state, chat.job, lambda: 0 in readers and readers[0].has_enough)
 
 
 def _finish(reason: FinishReason | None, reader: AnswerReader) -> dict[str, Any]:
@@ -116,7 +135,7 @@ def _whole_choice(chat: _Chat, index: int, choice: Choice) -> dict[str, Any]:
 async def _stream(chat: _Chat) -> AsyncGenerator[Any, None]:
     choices = new_choices(chat.job)[0]
     readers: dict[int, AnswerReader] = {}
-    async with contextlib.aclosing(run_job(chat.state, chat.job)) as outputs:
+    async with contextlib.aclosing(_outputs(chat, readers)) as outputs:
         async for _, output in outputs:
             choices[output.index].add(output)
             check_failed(output.finish_reason)

@@ -40,6 +40,7 @@ class AnswerReader:
     streams_reasoning: bool = True
     answer: Answer = field(default_factory=Answer)
     _called: int | None = None
+    _ended: bool = False
     _thoughts: list[str] = field(default_factory=list)
 
     def push(self, text: str, *, ends: bool) -> list[Delta]:
@@ -72,6 +73,11 @@ class AnswerReader:
         """Whether a function is called."""
         return bool(self.answer.calls)
 
+    @property
+    def has_enough(self) -> bool:
+        """Whether one call was wanted, and it is complete."""
+        return self._ended
+
     def message(self, *, with_reasoning: bool) -> dict[str, Any]:
         """The whole answer.
 
@@ -99,6 +105,7 @@ class AnswerReader:
                     continue
                 if isinstance(event, CallDropped):
                     self._called = None
+                self._ended |= isinstance(event, CallEnd)
             yield event
 
     def _deltas(self, event: Event) -> Iterator[Delta]:

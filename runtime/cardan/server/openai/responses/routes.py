@@ -22,6 +22,7 @@ from cardan.engine.api import GenerateOutput
 from cardan.errors import RequestAbortedError, RequestError
 from cardan.parsers import Event, Reasoning
 from cardan.server.chats.turns import Turn, effort_fields, open_turn
+from cardan.server.chats.unenforced import name_unenforced
 from cardan.server.generation import answer
 from cardan.server.http.bodies import parse_body, read_object, shorten
 from cardan.server.http.replies import ErrorReply, JsonResponse, describe_error
@@ -178,12 +179,12 @@ async def create(request: Request) -> Response:
     check_body(body)
     run = await _open(state, store, body)
     if body.stream:
-        return await open_stream(request, _stream(run, store), FORM)
+        return name_unenforced(await open_stream(request, _stream(run, store), FORM), state, run.turn.job)
     if body.background:
-        return JsonResponse(_start(run, store))
+        return name_unenforced(JsonResponse(_start(run, store)), state, run.turn.job)
     await answer(request, _run_to_end(run))
     _keep(run, store)
-    return JsonResponse(run.response())
+    return name_unenforced(JsonResponse(run.response()), state, run.turn.job)
 
 
 async def _open(state: ServerState, store: ResponseStore, body: ResponsesBody) -> _Run:
