@@ -208,12 +208,13 @@ def test_sigterm_to_the_whole_group_drains_the_real_engine(launch: Any, model_fo
     assert _gone(children)
 
 
-def test_killed_scheduler_ends_streams_and_server(launch: Any, model_folder: str) -> None:
+@pytest.mark.parametrize("role", ["scheduler", "detokenizer"])
+def test_a_killed_process_ends_streams_and_server(launch: Any, model_folder: str, role: str) -> None:
     server = launch(model=model_folder).wait_ready()
     children = psutil.Process(server.process.pid).children(recursive=True)
     stream = Stream(server, "x", 2000)
-    busiest = max(children, key=lambda child: child.cpu_times().user)
-    busiest.kill()
+    (killed,) = (child for child in children if f"cardan::{role}" in " ".join(child.cmdline()))
+    killed.kill()
     events = stream.wait()
     assert events[-1] == "[DONE]"
     assert json.loads(events[-2])["error"]["code"] == "engine_dead"

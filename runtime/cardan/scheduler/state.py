@@ -204,5 +204,5 @@ def output_of(
         truncated_from=request.truncated_from,
         embedding=request.embedding() if request.finish_reason is not None else (),
         hidden=request.take_hidden() if request.hidden else (),
-        queue_s=0.0 if first_run_s is None else first_run_s - request.arrival_s,
+        queue_s=0.0 if first_run_s is None else max(0.0, first_run_s - request.arrival_s),
     )
