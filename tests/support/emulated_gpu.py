@@ -18,6 +18,7 @@ from runner_harness import RunnerHarness
 
 from cardan_cuda import CudaPlatform
 from cardan_rocm import RocmPlatform
+from cardan_torch.gpu.emulation import launch
 
 PLATFORMS = {"cuda": CudaPlatform, "rocm": RocmPlatform}
 
@@ -93,12 +94,16 @@ class FakeWrapper:
             "window_left": self.how["window_left"],
         }
         indptr, indices, last = (self.buffers[name] for name in ("indptr", "indices", "last"))
-        for row in range(len(last)):
-            pages = indices[indptr[row] : indptr[row + 1]].long()
-            length = (len(pages) - 1) * page + int(last[row])
-            keys, values = (part.index_select(0, pages).flatten(0, 1)[:length] for part in cache)
-            part = slice(starts[row], starts[row + 1])
-            out[part] = attend(q[part], keys, values, **how)
+
+        def kernel() -> None:
+            for row in range(len(last)):
+                pages = indices[indptr[row] : indptr[row + 1]].long()
+                length = (len(pages) - 1) * page + int(last[row])
+                keys, values = (part.float().index_select(0, pages).flatten(0, 1)[:length] for part in cache)
+                part = slice(starts[row], starts[row + 1])
+                out[part] = attend(q[part], keys, values, **how)
+
+        launch(kernel)
         return out
 
 
@@ -179,12 +184,16 @@ def paged_attention_ragged(
     assert workspace.numel() >= 4 * rows * heads * parts * (dim + 2)
     assert (block_size, layout, kv_cache_dtype, alibi, fp8_out_scale) == (1, "NHD", "auto", None, None)
     assert keys.shape[1] == 1
-    for row in range(rows):
-        length = int(starts[row + 1] - starts[row])
-        assert length <= parts * partition
-        mine = slots[starts[row] : starts[row + 1]].long()
-        how = {"scale": scale, "softcap": softcap}
-        out[row : row + 1] = attend(q[row : row + 1], keys[mine, 0], values[mine, 0], **how)
+
+    def kernel() -> None:
+        for row in range(rows):
+            length = int(starts[row + 1] - starts[row])
+            assert length <= parts * partition
+            mine = slots[starts[row] : starts[row + 1]].long()
+            how = {"scale": scale, "softcap": softcap}
+            out[row : row + 1] = attend(q[row : row + 1], keys[mine, 0], values[mine, 0], **how)
+
+    launch(kernel)
 
 
 def mha_batch_prefill_func(

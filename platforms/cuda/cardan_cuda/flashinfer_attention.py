@@ -6,6 +6,7 @@ It knows no model and no scheduler. Layers that FlashInfer does not take go thro
 from __future__ import annotations
 
 import importlib
+from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,6 +24,8 @@ from cardan_torch.tensors import torch_dtype
 
 WORKSPACE_BYTES = 256 * 2**20
 """For parts of split rows; shared by all wrappers, of which one runs at a time."""
+
+STEPS_IN_FLIGHT = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +93,7 @@ class FlashInferAttention(AttentionBackend):
         takes = dtype in DTYPES and layout.dtype in KV_DTYPES
         taken = [layer for layer in layout.layers if takes and why_not_layer(layer) is None]
         self._kinds = {LayerKind.of(layer): layer for layer in taken}
+        self._spares: dict[tuple[LayerKind, bool], deque[Any]] = {}
         self._workspace = torch.empty(WORKSPACE_BYTES, dtype=torch.uint8, device=accelerator.device)
 
     @property
@@ -104,7 +108,7 @@ class FlashInferAttention(AttentionBackend):
         groups = {kind.group for kind in self._kinds}
         pages = {group: self._pages(plan.triton, group, meta.seq_lens) for group in groups}
         for kind, layer in self._kinds.items():
-            wrapper = self._decode_wrapper(layer) if decode else self._prefill_wrapper()
+            wrapper = self._spare(kind, layer, decode=decode)
             self._plan_wrapper(wrapper, kind, pages[kind.group], None if decode else meta.query_starts)
             plan.wrappers[kind] = wrapper
         return plan
@@ -154,6 +158,15 @@ class FlashInferAttention(AttentionBackend):
         scales = {"k_scale": layer.k_scale, "v_scale": layer.v_scale} if self._kv_dtype.startswith("fp8") else {}
         out: torch.Tensor = wrapper.run(q.contiguous(), self.pool.pages(layer), **scales)
         return out.reshape(q.shape[0], layer.q_heads * layer.v_dim)
+
+    def _spare(self, kind: LayerKind, layer: LayerKV, *, decode: bool) -> Any:
+        """A wrapper whose last plan no step in flight reads: two take turns, since each takes memory to be made."""
+        spares = self._spares.setdefault((kind, decode), deque())
+        if len(spares) < STEPS_IN_FLIGHT:
+            spares.append(self._decode_wrapper(layer) if decode else self._prefill_wrapper())
+        else:
+            spares.rotate(-1)
+        return spares[-1]
 
     def _decode_wrapper(self, layer: LayerKV, buffers: tuple[torch.Tensor, ...] | None = None) -> Any:
         fixed: dict[str, Any] = {}

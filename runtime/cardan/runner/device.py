@@ -27,7 +27,7 @@ from cardan.platform import (
     Runner,
 )
 from cardan.runner.loading import Progress, WeightLoader, Weights
-from cardan.runner.memory_formula import StepSizes, memory_formula
+from cardan.runner.memory_formula import StepSizes, memory_formula, sampling_bytes
 from cardan.runner.runner import NeutralRunner, padding_batch
 from cardan.types import Array, KVLayout
 
@@ -121,7 +121,8 @@ class NeutralDevice(Device):
         sizes = largest_step(plan)
         formula = memory_formula(model.model.facts, sizes)
         measured = self.device.activation_peak(lambda: self._dry_run(model, plan, sizes.tokens))
-        return formula if measured is None else measured
+        # a dry prefill samples few rows, if any; decode steps sample all that run
+        return formula if measured is None else measured + sampling_bytes(model.model.facts, sizes)
 
     def _dry_run(self, loaded: NeutralModel, plan: Plan, tokens: int) -> None:
         """A prefill of ``tokens`` tokens over the padding slot, in as few rows as the context length allows."""

@@ -39,6 +39,10 @@ def memory_formula(facts: ModelFacts, sizes: StepSizes) -> int:
     layer = max(facts.layers, key=lambda kv: kv.q_heads * kv.k_dim)
     attention = layer.q_heads * (layer.k_dim + layer.v_dim) + layer.kv_heads * (layer.k_dim + layer.v_dim)
     per_token = RESIDUAL_COPIES * facts.hidden_size + 2 * attention + 3 * facts.intermediate_size
-    per_row = LOGIT_COPIES * facts.vocab_size
-    elements = sizes.tokens * per_token + sizes.rows * per_row
-    return elements * FLOAT_BYTES + ATTENTION_BLOCK_BYTES + BLOCK_BYTES
+    elements = sizes.tokens * per_token
+    return elements * FLOAT_BYTES + sampling_bytes(facts, sizes) + ATTENTION_BLOCK_BYTES + BLOCK_BYTES
+
+
+def sampling_bytes(facts: ModelFacts, sizes: StepSizes) -> int:
+    """Bytes of the logits of all rows that sample at once, and of what is made of them."""
+    return LOGIT_COPIES * facts.vocab_size * sizes.rows * FLOAT_BYTES

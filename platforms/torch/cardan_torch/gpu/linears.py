@@ -34,7 +34,7 @@ class GpuDenseWeight(DenseWeight):
 
     def apply_float32(self, x: torch.Tensor) -> torch.Tensor:
         """As ``apply``, in float32, rounded to no narrower type where the GPU's GEMM can leave it so."""
-        if x.dtype is torch.float32 or x.device.type == "cpu" or len(x) == 0:
+        if x.dtype is torch.float32 or x.device.type == "cpu" or torch.version.hip or len(x) == 0:
             return self.apply(x).float()
         out = torch.mm(x, self.weight.t(), out_dtype=torch.float32)
         return out if self.bias is None else out.add_(self.bias)

@@ -5,6 +5,7 @@ the device, or would read memory that has moved, raises.
 """
 
 from cardan_torch.gpu.emulation.accelerator import EmulatedAccelerator
+from cardan_torch.gpu.emulation.recording import launch
 from cardan_torch.gpu.emulation.rules import RuleError, no_waiting
 
-__all__ = ["EmulatedAccelerator", "RuleError", "no_waiting"]
+__all__ = ["EmulatedAccelerator", "RuleError", "launch", "no_waiting"]

@@ -6,8 +6,9 @@ result that was not copied first shows as a wrong result.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import numpy as np
@@ -40,6 +41,7 @@ class EmulatedAccelerator(Accelerator):
             ConfigError: kernels are not interpreted in this process.
         """
         require_interpreter()
+        _repair_interpreter()
         self.device = torch.device("cpu")
         self.chip = ChipFacts(
             name=f"stand-in for {arch}", arch=arch, units=UNITS, total_memory=TOTAL_MEMORY, runtime="interpreter"
@@ -48,8 +50,14 @@ class EmulatedAccelerator(Accelerator):
         self._capturing = False
 
     def scope(self) -> AbstractContextManager[Any]:
-        """No gradients; there is one device and it runs at once."""
-        return torch.inference_mode()
+        """No gradients, and infinities and NaN without warnings, as on a GPU; there is one device, it runs at once."""
+        return self._scoped()
+
+    @contextmanager
+    def _scoped(self) -> Iterator[None]:
+        with torch.inference_mode(), np.errstate(all="ignore"), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", category=RuntimeWarning, module="triton")
+            yield
 
     def upload(self, array: np.ndarray[Any, Any], out: torch.Tensor | None = None) -> torch.Tensor:
         """See ``Accelerator.upload``."""
@@ -110,6 +118,13 @@ class _Download:
             with lifted():
                 self._arrays = tuple(x.numpy().copy() for x in self._staged)
         return self._arrays
+
+
+def _repair_interpreter() -> None:
+    """Have kernels compute in bfloat16 as they do on a GPU."""
+    from cardan_kernels.interpreter import repair
+
+    repair()
 
 
 def interpreted() -> bool:

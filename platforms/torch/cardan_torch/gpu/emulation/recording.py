@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -22,6 +23,8 @@ from cardan_torch.gpu.emulation.rules import RuleError, check_operation, lifted,
 Call: TypeAlias = Callable[[], None]
 
 DURING = "while work is captured"
+
+_current: ContextVar[Recording | None] = ContextVar("current", default=None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +76,12 @@ class Recording(TorchDispatchMode, CapturedWork):  # type: ignore[no-untyped-cal
 
     def record(self, run: Run) -> tuple[torch.Tensor, ...]:
         """Run once, and keep every call."""
-        with no_waiting(DURING), self, _kernels_to(self):
-            results = run()
+        token = _current.set(self)
+        try:
+            with no_waiting(DURING), self, _kernels_to(self):
+                results = run()
+        finally:
+            _current.reset(token)
         for x in results:
             if x.untyped_storage().data_ptr() not in self._owned:
                 raise RuleError("A captured step returns memory that it does not write. Return what it computes.")
@@ -138,6 +145,22 @@ class Recording(TorchDispatchMode, CapturedWork):  # type: ignore[no-untyped-cal
         found: list[bool] = []
         tree_map_only(torch.Tensor, lambda y: found.append(y.untyped_storage().data_ptr() == address), inputs)
         return any(found) and address != 0
+
+
+def launch(run: Call) -> None:
+    """Run what stands for a kernel of a library: no rule looks inside, and a capture keeps it as one call.
+
+    Args:
+        run: writes to memory that was taken outside of it.
+    """
+    recording = _current.get()
+    if recording is None:
+        with lifted():
+            run()
+        return
+    with _disable_current_modes(), lifted():
+        run()
+    recording.add(run)
 
 
 def give(tree: Any) -> Any:
