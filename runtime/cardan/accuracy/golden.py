@@ -158,8 +158,8 @@ def _case_header(recorded: Recorded) -> dict[str, Any]:
 
 
 def _arrays(cases: Sequence[Recorded], vocab_size: int) -> dict[str, Any]:
-    ids = np.uint16 if 0 < vocab_size <= _SMALL_IDS else np.int32
     free = [recorded.greedy for recorded in cases if recorded.greedy is not None]
+    ids = _type_of_ids([recorded.scores.top_ids for recorded in cases] + [greedy.ids for greedy in free], vocab_size)
     found = {
         "ids": np.concatenate([np.asarray(recorded.case.ids, ids) for recorded in cases]),
         "logprobs": np.concatenate([recorded.scores.logprobs for recorded in cases]),
@@ -172,6 +172,12 @@ def _arrays(cases: Sequence[Recorded], vocab_size: int) -> dict[str, Any]:
         found["greedy_logprobs"] = np.concatenate([greedy.logprobs for greedy in free])
         found["greedy_margins"] = np.concatenate([greedy.margins for greedy in free])
     return found
+
+
+def _type_of_ids(arrays: Sequence[Int32Array], vocab_size: int) -> type[np.uint16] | type[np.int32]:
+    """The smallest type that holds them; ids that a server did not name are below 0."""
+    small = 0 < vocab_size <= _SMALL_IDS and all(array.min(initial=0) >= 0 for array in arrays)
+    return np.uint16 if small else np.int32
 
 
 def _read_cases(entries: Sequence[Mapping[str, Any]], arrays: Arrays) -> tuple[Recorded, ...]:

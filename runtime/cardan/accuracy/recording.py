@@ -89,13 +89,18 @@ def record(
         CardanError: the engine does not start, or a request fails.
     """
     wanted = wanted or Wanted()
-    tokenizer = _tokenizer(config, required=wanted.cases is None)
+    tokenizer = tokenizer_for(config, required=wanted.cases is None)
     with Session(config, progress, platform) as session:
         cases = make_cases(wanted, tokenizer)
         return record_session(session, cases, wanted, tokenizer, progress)
 
 
-def _tokenizer(config: EngineConfig, *, required: bool) -> Tokenizer | None:
+def tokenizer_for(config: EngineConfig, *, required: bool) -> Tokenizer | None:
+    """The model's tokenizer, or None where it has none and none is required.
+
+    Raises:
+        ModelError: there is no such model, or no tokenizer where one is required.
+    """
     try:
         return load_model_tokenizer(config.model, renders_chat=False)
     except ModelError:
@@ -126,17 +131,17 @@ def record_session(
     recorded = tuple(
         Recorded(
             case=case,
-            text=_text(tokenizer, case.ids),
+            text=text_of(tokenizer, case.ids),
             scores=score,
             greedy=free,
-            greedy_text=_text(tokenizer, () if free is None else free.ids.tolist()),
+            greedy_text=text_of(tokenizer, () if free is None else free.ids.tolist()),
         )
         for case, score, free in zip(cases, scores, greedy, strict=True)
     )
     return Golden(fingerprint=made_by, cases=recorded, layers=layers, whole=whole, noise=noise, notes=notes)
 
 
-def _text(tokenizer: Tokenizer | None, ids: Sequence[int]) -> str:
+def text_of(tokenizer: Tokenizer | None, ids: Sequence[int]) -> str:
     """What ids stand for; ids that a padded vocabulary has and the tokenizer lacks are left out."""
     if tokenizer is None:
         return ""

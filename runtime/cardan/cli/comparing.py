@@ -73,6 +73,12 @@ class RecordFlags:
     ] = ()
     layers: Annotated[bool, Parameter(help="Fingerprint the results of layers.")] = True
     noise: Annotated[bool, Parameter(help="Measure this platform's own variation.")] = True
+    source: Annotated[
+        str,
+        Parameter(name="--from", help="Who is asked: cardan, transformers, or the URL of a server of completions."),
+    ] = "cardan"
+    server_model: Annotated[str | None, Parameter(help="Model that requests to such a server name; its first.")] = None
+    server_api_key: Annotated[str | None, Parameter(help="API key of such a server.")] = None
 
     def wanted(self) -> Wanted:
         """The same, read and checked."""
@@ -100,10 +106,30 @@ def record_command(
     set_up_logging(config.server.log_level, console)
     wanted = flags.wanted()
     with _Bars(console) as bars:
-        golden = record(config, wanted, bars)
+        golden = _record_from(flags, config, wanted, bars)
     golden.write(out)
     show_record(results(), golden, out)
     return 0
+
+
+def _record_from(flags: RecordFlags, config: EngineConfig, wanted: Wanted, bars: _Bars) -> Golden:
+    is_server = flags.source.startswith(("http://", "https://"))
+    if not is_server and (flags.server_model or flags.server_api_key):
+        raise ConfigError("--server-model and --server-api-key need --from with a URL. Drop them, or name the server.")
+    if is_server:
+        from cardan.accuracy.from_server import CompletionsServer, record_server
+
+        with CompletionsServer(flags.source, flags.server_model, flags.server_api_key) as server:
+            return record_server(config, server, wanted, bars)
+    if flags.source == "transformers":
+        from cardan.accuracy.from_transformers import record_transformers
+
+        return record_transformers(config, wanted, bars)
+    if flags.source != "cardan":
+        raise ConfigError(
+            f"--from must be cardan, transformers or a URL such as http://host:8000, got {flags.source!r}."
+        )
+    return record(config, wanted, bars)
 
 
 @app.command(name="compare")
