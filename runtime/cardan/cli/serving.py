@@ -14,16 +14,28 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from cardan.config import EngineConfig, ServerConfig
+    from cardan.engine.children import Children
     from cardan.server import ServingInfo
 
 
 @takes_flags(config_flags(GROUPS))
 def serve(**values: Any) -> int:
     """Serve a model over HTTP (OpenAI and native endpoints)."""
+    from cardan.engine.children import Children
+
+    config = read_config(values)
+    children = Children()
+    try:
+        return _serve(config, children)
+    finally:
+        children.close()
+
+
+def _serve(config: EngineConfig, children: Children) -> int:
+    """Serve with processes that were started already, since what is imported here takes as long as what they do."""
     from cardan.engine import Frontend
     from cardan.server import serve as serve_http
 
-    config = read_config(values)
     console = messages()
     if config.server.log_format == "json" or not console.is_terminal:
         log_to_standard_error(config.server)
@@ -32,7 +44,7 @@ def serve(**values: Any) -> int:
     progress = StartProgress(console)
 
     async def start_engine(wanted: EngineConfig) -> Frontend:
-        return await Frontend.start(wanted, progress)
+        return await Frontend.start(wanted, progress, children)
 
     def on_ready(serving: ServingInfo) -> None:
         progress.stop()

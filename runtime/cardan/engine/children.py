@@ -13,6 +13,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -22,6 +23,7 @@ from typing import Any, NoReturn
 import msgspec
 
 from cardan.config import EngineConfig
+from cardan.errors import ConfigError
 
 _BOOTSTRAP = (
     "import json, signal, sys; "
@@ -29,6 +31,8 @@ _BOOTSTRAP = (
     "start = json.loads(sys.stdin.buffer.readline()); sys.path[:] = start['path']; "
     "from cardan.engine.children import child_main; child_main(start)"
 )
+_LONGEST_FOLDER = 103 - len("/detokenizer")
+"""Longest name of the sockets' folder, in bytes: addresses of sockets have at most 103 on macOS, 107 on Linux."""
 _ORPHANED = 113
 """Exit code of a child whose parent went away."""
 
@@ -104,6 +108,55 @@ class Child:
                 self._process.stdin.close()
             except BrokenPipeError:
                 return  # what was left in the buffer of a dead child
+
+
+class Children:
+    """The processes of one engine from their start until a frontend takes them, and the folder of their sockets.
+
+    Interpreters take a second to start and import; whoever has something else to import meanwhile starts them first.
+    """
+
+    def __init__(self) -> None:
+        """Start them.
+
+        Raises:
+            ConfigError: no folder for the sockets can be made.
+        """
+        self.folder = _socket_folder()
+        self._children: list[Child] = []
+        try:
+            for role in ("scheduler", "detokenizer"):
+                self._children.append(Child(role, self.folder))
+        except BaseException:
+            self.close()
+            raise
+
+    def take(self) -> list[Child]:
+        """Hand them and their folder over to whoever ends them."""
+        taken, self._children = self._children, []
+        return taken
+
+    def close(self) -> None:
+        """End them where nobody has taken them."""
+        if self._children:
+            end_children(self.take(), 0.0)
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def _socket_folder() -> Path:
+    try:
+        folder = Path(tempfile.mkdtemp(prefix="cardan-"))
+    except OSError as error:
+        raise ConfigError(
+            f"No folder for the engine's sockets can be made: {error}. Set TMPDIR to a folder that can be written."
+        ) from error
+    if len(bytes(folder)) > _LONGEST_FOLDER:
+        folder.rmdir()
+        raise ConfigError(
+            f"The folder for the engine's sockets, {folder}, has too long a name: the system takes at most "
+            f"{_LONGEST_FOLDER} bytes. Set TMPDIR to a shorter one, such as /tmp."
+        )
+    return folder
 
 
 def end_children(children: Sequence[Child], grace_s: float) -> None:

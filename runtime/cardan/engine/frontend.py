@@ -9,11 +9,9 @@ import asyncio
 import functools
 import logging
 import shutil
-import tempfile
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any, Self, TypeVar, cast
 
 import zmq
@@ -23,7 +21,7 @@ from cardan import __version__
 from cardan.config import EngineConfig
 from cardan.engine.api import EngineInfo, EngineStats, GenerateOutput, GenerateRequest
 from cardan.engine.channels import DETOKENIZER_INBOX, FRONTEND_INBOX, SCHEDULER_INBOX, Outbox, open_inbox
-from cardan.engine.children import Child, end_children
+from cardan.engine.children import Child, Children, end_children
 from cardan.engine.messages import (
     FRONTEND_DECODER,
     Abort,
@@ -48,7 +46,7 @@ from cardan.engine.messages import (
 from cardan.engine.model_files import load_model_tokenizer
 from cardan.engine.open_requests import OpenRequest, OpenRequests
 from cardan.engine.validation import RequestLimits, check_prompt, check_request
-from cardan.errors import CardanError, ConfigError, EngineBusyError, EngineDeadError, QueueFullError, RequestError
+from cardan.errors import CardanError, EngineBusyError, EngineDeadError, QueueFullError, RequestError
 from cardan.scheduler.limits import prompt_too_long
 from cardan.text.tokenizer import Tokenizer
 
@@ -60,8 +58,6 @@ _LONG_TEXT_CHARACTERS = 4096
 """Longer texts are tokenized beside the event loop."""
 _GRACE_S = 5.0
 """How long children may take to end when they are told to."""
-_LONGEST_FOLDER = 103 - len("/detokenizer")
-"""Longest name of the sockets' folder, in bytes: addresses of sockets have at most 103 on macOS, 107 on Linux."""
 _DEATH_NOTE_S = 0.3
 """How long to wait for a dead child's last words."""
 _ANSWER_S = 10.0
@@ -77,17 +73,17 @@ class Frontend:
     Made by ``await Frontend.start(config)``; used from that event loop only.
     """
 
-    def __init__(self, config: EngineConfig, on_progress: ProgressListener | None = None) -> None:
+    def __init__(self, config: EngineConfig, on_progress: ProgressListener | None, children: Children) -> None:
         """Prepare; use ``start``."""
         self._config = config
         self._on_progress = on_progress
         self._loop = asyncio.get_running_loop()
-        self._folder = _socket_folder()
+        self._folder = children.folder
         self._context = zmq.Context()
         self._inbox = open_inbox(zmq.asyncio.Context.shadow(self._context), self._folder, FRONTEND_INBOX)
         self._to_scheduler = Outbox(self._context, self._folder, SCHEDULER_INBOX)
         self._to_detokenizer = Outbox(self._context, self._folder, DETOKENIZER_INBOX)
-        self._children: list[Child] = []
+        self._children = children.take()
         self._receiver: asyncio.Task[None] | None = None
         self._tokenizing = ThreadPoolExecutor(2, thread_name_prefix="tokenize")
         self._requests = OpenRequests()
@@ -107,17 +103,22 @@ class Frontend:
     # --- start and end ------------------------------------------------------------------------
 
     @classmethod
-    async def start(cls, config: EngineConfig, on_progress: ProgressListener | None = None) -> Self:
+    async def start(
+        cls, config: EngineConfig, on_progress: ProgressListener | None = None, children: Children | None = None
+    ) -> Self:
         """Start the processes and wait until they serve.
 
         Args:
             config: what to run.
             on_progress: told how far the parts of the start are.
+            children: the processes, where they were started before; the frontend ends them.
 
         Raises:
             CardanError: what made the start fail, as the class that was raised where it failed.
         """
-        frontend = cls(config, on_progress)
+        if children is None:
+            children = await asyncio.get_running_loop().run_in_executor(None, Children)
+        frontend = cls(config, on_progress, children)
         try:
             await frontend._start()
         except BaseException:
@@ -129,9 +130,7 @@ class Frontend:
         started_s = time.monotonic()
         self._receiver = self._loop.create_task(self._receive())
         self._receiver.add_done_callback(self._receiver_ended)
-        for role in ("scheduler", "detokenizer"):
-            child = await self._loop.run_in_executor(None, Child, role, self._folder)
-            self._children.append(child)
+        for child in self._children:
             child.watch(self._child_ended)
         # The files are opened here first, so that a model that has to be fetched is fetched once.
         self._tokenizer = await self._loop.run_in_executor(None, load_model_tokenizer, self._config.model)
@@ -437,22 +436,6 @@ class Frontend:
             self._dead.set_result(dead)
             for child in self._children:
                 child.kill()
-
-
-def _socket_folder() -> Path:
-    try:
-        folder = Path(tempfile.mkdtemp(prefix="cardan-"))
-    except OSError as error:
-        raise ConfigError(
-            f"No folder for the engine's sockets can be made: {error}. Set TMPDIR to a folder that can be written."
-        ) from error
-    if len(bytes(folder)) > _LONGEST_FOLDER:
-        folder.rmdir()
-        raise ConfigError(
-            f"The folder for the engine's sockets, {folder}, has too long a name: the system takes at most "
-            f"{_LONGEST_FOLDER} bytes. Set TMPDIR to a shorter one, such as /tmp."
-        )
-    return folder
 
 
 def _failure(message: Failed) -> CardanError:
