@@ -76,6 +76,19 @@ def test_activations_that_steps_hold_are_multiplied_exactly(native, fmt: str, ac
         check(weight, x, weight.float_bound(x))
 
 
+@pytest.mark.parametrize("activations", STEPS)
+@pytest.mark.parametrize("fmt", ["Q4_1", "Q8_0", "AFFINE8_32_F32"])
+def test_codes_and_activations_at_their_ends_do_not_overflow(native, fmt: str, activations: str) -> None:
+    spec, rng, steps = FORMATS[fmt], np.random.default_rng(7), STEPS[activations]
+    drawn = drawn_view(fmt, 32, 512, 8)
+    blocks = np.frombuffer(drawn.data, np.uint8).reshape(-1, spec.block_bytes).copy()
+    codes = blocks[:, spec.block_bytes - spec.block_elements * spec.bits // 8 :]
+    codes[:] = rng.choice(np.array([0x80, 0x7F] if fmt == "Q8_0" else [0x00, 0xFF], np.uint8), codes.shape)
+    weight = pack(native, (replace(drawn, data=blocks.reshape(-1).data),), "float32", activations)
+    for x in (np.full((9, 512), steps), np.full((9, 512), -steps), rng.choice([-steps, steps], (9, 512))):
+        check(weight, x.astype(np.float64), weight.float_bound(x.astype(np.float64)))
+
+
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize("fmt", ["F32", "F16", "BF16", "Q4_0", "Q4_1", "Q6_K", "Q8_0"])
 def test_narrow_activations(native, fmt: str, dtype: str) -> None:

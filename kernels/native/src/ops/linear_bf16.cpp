@@ -166,7 +166,7 @@ void linear_bf16_pairs(const LinearCall& call, Pool& pool) {
       multiply_tile_rows(codes, weight.columns, block, last - first, acc);
     else
       multiply_rows(codes, (weight.columns + 1) / 2, block, last - first, acc);
-    finish(call, panel, first, last - first, acc);
+    finish(call, panel, 1, first, last - first, acc);
   });
 }
 

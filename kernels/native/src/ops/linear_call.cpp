@@ -1,12 +1,12 @@
 #include "ops/linear_call.h"
 
 #include "ops/linear_lines.h"
+#include "ops/linear_rounding.h"
 
 namespace cardan_native {
 namespace {
 
 constexpr int64_t kRowsTogether = 16;  // rows of scratch are a multiple: tiles are read whole
-constexpr float kSmallest = 1e-30f;    // groups below are taken for zeros: their inverse would overflow
 
 int64_t padded_rows(int64_t rows) { return (rows + kRowsTogether - 1) / kRowsTogether * kRowsTogether; }
 
@@ -20,10 +20,6 @@ void widen_row(const T* from, int64_t width, float* to) {
   for (; column < width; ++column) to[column] = widen(from[column]);
 }
 
-vf magnitude(vf value) { return (vf)((vi)value & 0x7fffffff); }
-
-constexpr float kInt8Steps = 127.0f, kInt16Steps = 127.0f * 256.0f + 127.0f;
-
 void store_bytes(int8_t* to, vi values) {
   typedef int8_t few_bytes __attribute__((vector_size(kLanes)));
   const few_bytes bytes = __builtin_convertvector(values, few_bytes);
@@ -31,28 +27,17 @@ void store_bytes(int8_t* to, vi values) {
 }
 
 // Codes of 32 elements, in one plane or (where `upper` is not null) in two, and their scale; adds codes to the sums of
-// their units. NaN and infinity make the scale NaN.
+// their units.
 template <class T>
 float quantize_group(const T* from, int8_t* codes, int8_t* upper, int64_t unit, int32_t* sums) {
-  constexpr int kVectors = static_cast<int>(kGroup) / kLanes;
-  vf values[kVectors], most = splat(0.0f), poison = splat(0.0f);
-  for (int v = 0; v < kVectors; ++v) {
-    values[v] = load(from + v * kLanes);
-    most = larger(magnitude(values[v]), most);
-    poison = poison + values[v] * 0.0f;
-  }
-  const float largest = max_lanes(most), steps = upper ? kInt16Steps : kInt8Steps;
-  const float inverse = largest > kSmallest ? steps / largest : 0.0f;
-  for (int v = 0; v < kVectors; ++v) {
-    const vf shifted = values[v] * inverse + 12582912.0f;  // 1.5 * 2^23: the low bits are the rounded integer
-    const vi rounded = (vi)shifted - splat_int(0x4b400000);
-    const vi high = upper ? (rounded + 128) >> 8 : vi{};
+  const RoundedGroup rounded = round_group(from, upper ? kInt16Steps : kInt8Steps);
+  for (int v = 0; v < kGroupVectors; ++v) {
+    const vi high = upper ? (rounded.codes[v] + 128) >> 8 : vi{};
     if (upper) store_bytes(upper + v * kLanes, high);
-    store_bytes(codes + v * kLanes, rounded - (high << 8));
-    for (int lane = 0; lane < kLanes; ++lane) sums[v * kLanes / unit] += rounded[lane];
+    store_bytes(codes + v * kLanes, rounded.codes[v] - (high << 8));
+    for (int lane = 0; lane < kLanes; ++lane) sums[v * kLanes / unit] += rounded.codes[v][lane];
   }
-  const float scale = largest > kSmallest ? largest / steps : 0.0f;
-  return scale + sum_lanes(poison);
+  return rounded.scale;
 }
 
 template <class T>
@@ -76,15 +61,16 @@ void quantize_row(const T* from, const PackedLinear& weight, const Int8Rows& to)
 }
 
 template <class T>
-void finish_rows(const LinearCall& call, int64_t panel, int64_t first, int64_t rows, const float* sums) {
+void finish_rows(const LinearCall& call, int64_t panel, int64_t panels, int64_t first, int64_t rows,
+                 const float* sums) {
   const int64_t column = panel * kPanel;
-  const int present = static_cast<int>(std::min(kPanel, call.weight->rows - column));
+  const int present = static_cast<int>(std::min(panels * kPanel, call.weight->rows - column));
   const float* bias = call.weight->bias.empty() ? nullptr : call.weight->bias.data() + column;
-  for (int64_t row = 0; row < rows; ++row, sums += kPanel) {
+  for (int64_t row = 0; row < rows; ++row, sums += panels * kPanel) {
     T* to = call.out.at<T>(first + row) + column;
     const T* residual = call.residual.data ? call.residual.at<T>(first + row) + column : nullptr;
-    for (int v = 0; v < kPanelVectors && v * kLanes < present; ++v) {
-      const int at = v * kLanes, count = present - at;
+    for (int at = 0; at < present; at += kLanes) {
+      const int count = present - at;
       vf value = load(sums + at);
       if (bias) value = value + load(bias + at);
       if (count >= kLanes) {
@@ -147,14 +133,14 @@ Int8Rows quantize_rows_of(const LinearCall& call, Pool& pool) {
   return out;
 }
 
-void finish(const LinearCall& call, int64_t panel, int64_t first, int64_t rows, const float* sums) {
+void finish(const LinearCall& call, int64_t panel, int64_t panels, int64_t first, int64_t rows, const float* sums) {
   switch (call.out.dtype) {
     case DType::kBF16:
-      return finish_rows<bf16>(call, panel, first, rows, sums);
+      return finish_rows<bf16>(call, panel, panels, first, rows, sums);
     case DType::kF16:
-      return finish_rows<f16>(call, panel, first, rows, sums);
+      return finish_rows<f16>(call, panel, panels, first, rows, sums);
     default:
-      return finish_rows<float>(call, panel, first, rows, sums);
+      return finish_rows<float>(call, panel, panels, first, rows, sums);
   }
 }
 

@@ -54,7 +54,7 @@ void multiply_block(const LinearCall& call, const FloatRows& x, int64_t panel, i
     expand_dense(*call.weight, panel, column, count, weights);
     multiply_rows(weights, count, {x.data + first * x.stride + column, x.stride}, rows, acc);
   }
-  finish(call, panel, first, rows, acc);
+  finish(call, panel, 1, first, rows, acc);
 }
 
 // --- few rows, dense weights: several panels at once, so that no sum waits for itself ---
@@ -103,7 +103,7 @@ void multiply_panels(const LinearCall& call, const FloatRows& x, int64_t first) 
     alignas(64) float acc[kRows * kPanel];
     for (int row = 0; row < kRows; ++row)
       for (int v = 0; v < kPanelVectors; ++v) store(acc + row * kPanel + v * kLanes, totals[row][panel][v]);
-    finish(call, first + panel, 0, kRows, acc);
+    finish(call, first + panel, 1, 0, kRows, acc);
   }
 }
 

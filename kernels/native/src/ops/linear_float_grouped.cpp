@@ -159,7 +159,7 @@ void multiply_panel(const LinearCall& call, const ScaledRows& x, int64_t panel, 
     kernel({codes, count / kGroup, scales, minimums, static_cast<float>(weight.offset)},
            {x.data + column, x.sums + column / unit, x.stride, x.sum_stride}, acc);
   }
-  finish(call, panel, 0, call.x.rows, acc);
+  finish(call, panel, 1, 0, call.x.rows, acc);
 }
 
 // Writes one row of activations, smaller by their places, and the sums of its units.

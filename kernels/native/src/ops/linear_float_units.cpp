@@ -80,7 +80,7 @@ void multiply_block(const LinearCall& call, const FloatRows& x, const UnitSums& 
     else
       multiply_rows<false>(piece, from, sums_from, rows, acc);
   }
-  finish(call, panel, first, rows, acc);
+  finish(call, panel, 1, first, rows, acc);
 }
 
 UnitSums sums_of(const LinearCall& call, const FloatRows& x, Pool& pool) {

@@ -260,7 +260,7 @@ void multiply_block(const LinearCall& call, const Int8Rows& x, int64_t panel, in
     const Piece piece{expanded ? codes : from, groups, scales, minimums};
     kernel(piece, from_column(rows_from(x, first), column, unit), rows, acc);
   }
-  finish(call, panel, first, rows, acc);
+  finish(call, panel, 1, first, rows, acc);
 }
 
 }  // namespace
