@@ -31,7 +31,7 @@ def model(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_record_and_compare(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    prompts, golden, numbers = tmp_path / "p.json", tmp_path / "g.cardan", tmp_path / "n.json"
+    prompts, golden, numbers, page = (tmp_path / name for name in ("p.json", "g.cardan", "n.json", "n.html"))
     prompts.write_text(json.dumps([{**text, "text": text["text"].upper()} for text in TEXTS]))
     flags = ["--model", str(model), "--platform", "mlx", "--max-total-tokens", "500", "--chunked-prefill-size", "8"]
     asked = ["accuracy", "record", *flags, "--out", str(golden), "--prompts", str(prompts), "--no-noise"]
@@ -40,11 +40,12 @@ def test_record_and_compare(model: Path, tmp_path: Path, capsys: pytest.CaptureF
     assert "positions of 2 prompts, top 64" in shown
     found = read_golden(golden)
     assert [entry.text for entry in found.cases] == [text["text"].upper() for text in TEXTS]
-    assert app.run(["accuracy", "compare", str(golden), str(golden), "--json", str(numbers)]) == 0
+    assert app.run(["accuracy", "compare", str(golden), str(golden), "--json", str(numbers), "--html", str(page)]) == 0
     shown = capsys.readouterr().out
     assert "verdict: same within noise" in shown
     assert shown.index("against") < shown.index("verdict") < shown.index("KL in nats, of the top 64: a lower bound")
     assert json.loads(numbers.read_text())["judgement"]["verdict"] == "same within noise"
+    assert page.read_text().startswith("<!doctype html>")
     assert app.run(["accuracy", "compare", str(golden), *flags, "--dtype", "bfloat16", "--no-noise"]) == 0
     shown = capsys.readouterr().out
     assert shown.index("dtype: float32 against bfloat16") < shown.index("verdict")

@@ -15,6 +15,7 @@ from cardan.accuracy.cases import bundled_texts, read_texts
 from cardan.accuracy.comparison import Comparison, compare
 from cardan.accuracy.golden import Golden, read_golden
 from cardan.accuracy.recording import TOP, Wanted, record
+from cardan.accuracy.report import render
 from cardan.accuracy.verdict import Verdict
 from cardan.cli.comparison_text import show_comparison, show_record
 from cardan.cli.flags import ENGINE_GROUPS, config_flags, log_level_flag, read_config, takes_flags
@@ -140,6 +141,7 @@ def compare_command(
     /,
     *,
     json_file: Annotated[Path | None, Parameter(name="--json", help="Write all numbers to this file.")] = None,
+    html_file: Annotated[Path | None, Parameter(name="--html", help="Write a page to this file.")] = None,
     noise: Annotated[bool, Parameter(help="Measure this platform's own variation.")] = True,
     **values: Any,
 ) -> int:
@@ -154,7 +156,7 @@ def compare_command(
         set_up_logging(config.server.log_level, console)
         with _Bars(console) as bars:
             compared = compare(truth, run_again(truth, config, bars, noise=noise))
-    finish(compared, json_file)
+    finish(compared, json_file, html_file)
     return EXIT_CODES[compared.judgement.verdict]
 
 
@@ -164,8 +166,10 @@ def run_again(truth: Golden, config: EngineConfig, bars: Any = None, *, noise: b
     return record(config, Wanted(cases=cases, top=truth.top, layers=truth.layers is not None, noise=noise), bars)
 
 
-def finish(compared: Comparison, json_file: Path | None) -> None:
+def finish(compared: Comparison, json_file: Path | None, html_file: Path | None) -> None:
     """Show a comparison, and write it where that was asked."""
+    if html_file is not None:
+        html_file.write_text(render(compared), encoding="utf-8")
     if json_file is not None:
         json_file.write_text(json.dumps(compared.to_json(), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     show_comparison(results(), compared)
