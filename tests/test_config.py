@@ -73,6 +73,7 @@ CONSUMED_BY = {
     "scheduler.allow_auto_truncate": RESOLVE,
     "scheduler.random_seed": RESOLVE,
     "scheduler.enable_return_hidden_states": "engine/frontend.py",
+    "scheduler.enable_custom_logit_processor": "engine/frontend.py",
     "grammar.grammar_backend": "engine/grammars.py",
     "grammar.grammar_compile_timeout_s": "engine/grammars.py",
     "grammar.json_whitespace": "engine/grammars.py",

@@ -121,6 +121,8 @@ class SchedulerConfig:
         random_seed: seed for requests that bring none, and for the ``random`` policy.
         enable_return_hidden_states: requests may ask for hidden states (``return_hidden_states``), of which a prompt's
             alone can take gigabytes on their way to the client.
+        enable_custom_logit_processor: requests may name a logit processor of an installed package
+            (``custom_logit_processor``); no request can bring one.
     """
 
     schedule_policy: str = "fcfs"
@@ -137,6 +139,7 @@ class SchedulerConfig:
     allow_auto_truncate: bool = False
     random_seed: int | None = None
     enable_return_hidden_states: bool = False
+    enable_custom_logit_processor: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -90,3 +90,16 @@ def test_the_admin_key_guards_them(start_fake: Any) -> None:
     server = start_fake(admin_api_key="owner")
     for path in ("/freeze_gc", "/configure_logging"):
         assert server.http.post(path, json={}).status_code == 401
+
+
+@pytest.mark.parametrize("path", ["/generate", "/v1/completions", "/v1/chat/completions"])
+def test_logit_processors_are_off(client: httpx.Client, path: str, model: str) -> None:
+    asked: dict[str, Any] = {"/generate": {"text": "x"}, "/v1/completions": {"prompt": "x"}}.get(
+        path, {"messages": [{"role": "user", "content": "x"}]}
+    )
+    refused = client.post(path, json={"model": model, **asked, "custom_logit_processor": "counting"})
+    assert refused.status_code == 400
+    assert "--enable-custom-logit-processor" in refused.json()["error"]["message"]
+    pickled = client.post(path, json={"model": model, **asked, "custom_logit_processor": {"callable": "80049521"}})
+    assert pickled.status_code == 400
+    assert "must be the name of an installed processor" in pickled.json()["error"]["message"]

@@ -34,6 +34,7 @@ class GenerateRequest:
         routing_key: for the ``routing-key`` policy.
         pooling: asks for the hidden state that stands for the prompt; ``max_new_tokens`` is 0 then.
         add_special_tokens: whether the tokenizer adds its own (false when a chat template already did).
+        processor: name of an installed logit processor, and its parameters as JSON.
         forced_output_ids: the first output tokens, whatever the model says, for teacher forcing: every step is run as
             if they had been sampled, and logprobs are the model's own. Sampling must be greedy then.
     """
@@ -51,6 +52,7 @@ class GenerateRequest:
     hidden_states: bool = False
     add_special_tokens: bool = True
     forced_output_ids: tuple[int, ...] = ()
+    processor: tuple[str, str] | None = None
 
 
 class RequestTimes(msgspec.Struct, frozen=True, kw_only=True, gc=False):

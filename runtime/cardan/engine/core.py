@@ -13,6 +13,7 @@ from collections.abc import Callable
 from cardan.engine.api import EngineStats
 from cardan.engine.grammars import make_grammars
 from cardan.engine.input_embeds import read_vectors
+from cardan.engine.logit_processors import LogitProcessor, LogitProcessors
 from cardan.engine.loops import LoopState, overlapped_turn, plain_turn
 from cardan.engine.messages import Generate
 from cardan.engine.preparation import Prepared
@@ -39,13 +40,17 @@ class EngineCore:
         tokenizer: Tokenizer,
         clock: Callable[[], float] = time.monotonic,
         profile_folder: str | None = None,
+        processors: LogitProcessors | None = None,
     ) -> None:
         self._device = prepared.device
         self._tokenizer = tokenizer
         self._clock = clock
         self.scheduler = Scheduler(prepared.settings)
         self._grammars = make_grammars(prepared.plan, prepared.settings, tokenizer)
-        self._loop = LoopState(self.scheduler, prepared.runner, grammar=self._grammars, clock=clock)
+        self._processors = processors
+        self._loop = LoopState(
+            self.scheduler, prepared.runner, grammar=self._grammars, clock=clock, processors=processors
+        )
         overlap = prepared.plan.settings["overlap"]
         self._turn = overlapped_turn if overlap.value else plain_turn
         self._profiler = Profiler(profile_folder)
@@ -84,6 +89,7 @@ class EngineCore:
             hidden_states=message.hidden_states,
             embeds=read_vectors(message.embeds, len(message.prompt_ids)),
             forced_output_ids=message.forced_output_ids,
+            processor=self._processor(message.processor),
             eos_ids=eos_ids,
             needs_grammar=message.sampling.grammar is not None,
         )
@@ -91,6 +97,12 @@ class EngineCore:
             self._add_with_grammar(request)
         else:
             self.scheduler.add(request)
+
+    def _processor(self, asked: tuple[str, str] | None) -> LogitProcessor | None:
+        if asked is None:
+            return None
+        assert self._processors is not None, "requests with a processor are refused where they are off"
+        return self._processors.make(*asked)
 
     def _add_with_grammar(self, request: Request) -> None:
         assert self._grammars is not None, "requests with a grammar are refused where there is no backend"

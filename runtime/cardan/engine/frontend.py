@@ -145,6 +145,7 @@ class Frontend:
             grammar_backend=ready.grammar_backend,
             hidden_size=ready.hidden_size,
             gives_hidden_states=self._config.scheduler.enable_return_hidden_states,
+            takes_processors=self._config.scheduler.enable_custom_logit_processor,
         )
         self._info = EngineInfo(
             model_name=self._config.model.served_model_name or ready.model_name,

@@ -15,6 +15,20 @@ import numpy.typing as npt
 
 from cardan.platform import Runner, Step
 from cardan.scheduler import OutputBatch, Scheduled, Scheduler
+from cardan.types import SamplingBatch
+
+
+class BiasSource(Protocol):
+    """Where what is added to logits comes from, for rows whose request has it said before each token."""
+
+    def concern(self, scheduled: Scheduled) -> bool:
+        """Whether a step has such a row."""
+
+    def biased(self, scheduled: Scheduled) -> SamplingBatch:
+        """A step's sampling with it, once everything before the step was committed."""
+
+    def take_failed(self) -> list[tuple[str, str]]:
+        """Ids of requests for which it could not be said since the last call, and why."""
 
 
 class MaskSource(Protocol):
@@ -47,6 +61,7 @@ class LoopState:
         scheduler: plans and commits.
         runner: launches.
         grammar: gives masks for rows that wait for one.
+        processors: say what is added to the logits of some rows, or None where no request may ask for that.
         clock: monotonic seconds.
         in_flight: the step that the overlapped loop has not read yet.
         num_replays: steps so far that replayed a captured one.
@@ -60,6 +75,7 @@ class LoopState:
     in_flight: InFlight | None = field(default=None)
     num_replays: int = 0
     last_replayed: bool = False
+    processors: BiasSource | None = None
 
     def launch_next(self) -> InFlight | None:
         """Plan a step and launch it, or None when there is nothing to run."""
@@ -77,10 +93,15 @@ class LoopState:
         """
         sampling = launched.scheduled.batch.sampling
         waits = sampling is not None and self.grammar is not None and bool(sampling.has_mask.any())
-        if launched.sampled or (waits and not committed):
+        processed = sampling is not None and self.processors is not None and self.processors.concern(launched.scheduled)
+        if launched.sampled or ((waits or processed) and not committed):
             return
+        if processed and self.processors is not None:
+            sampling = self.processors.biased(launched.scheduled)
+            for rid, message in self.processors.take_failed():
+                self.scheduler.fail(rid, message)
         mask = self.grammar.masks(launched.scheduled) if waits and self.grammar is not None else None
-        launched.step.sample(mask=mask)
+        launched.step.sample(sampling if processed else None, mask)
         launched.sampled = True
 
     def read(self, launched: InFlight) -> OutputBatch:

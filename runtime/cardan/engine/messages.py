@@ -80,6 +80,7 @@ class Generate(msgspec.Struct, tag="generate", array_like=True, frozen=True):
         hidden_states: whether the hidden states of all tokens are wanted.
         embeds: the prompt as vectors, float32 bytes; ``prompt_ids`` then only say how many.
         forced_output_ids: the first output tokens, whatever the model says.
+        processor: name and parameters (JSON) of a logit processor, or None.
     """
 
     wire_id: str
@@ -95,6 +96,7 @@ class Generate(msgspec.Struct, tag="generate", array_like=True, frozen=True):
     hidden_states: bool = False
     embeds: bytes | None = None
     forced_output_ids: tuple[int, ...] = ()
+    processor: tuple[str, str] | None = None
 
 
 class Abort(msgspec.Struct, tag="abort", array_like=True, frozen=True):

@@ -12,6 +12,7 @@ from typing import Any, TypedDict
 
 from cardan.engine.api import GenerateRequest
 from cardan.engine.input_embeds import are_many_embeds, read_embeds
+from cardan.engine.logit_processors import read_processor
 from cardan.engine.native import logprob_params, sampling_from_dict
 from cardan.engine.validation import check_choices
 from cardan.errors import RequestError
@@ -24,6 +25,7 @@ class NativeOptions(TypedDict, total=False):
     input_ids: Sequence[int] | Sequence[Sequence[int]] | None
     input_embeds: Any
     return_hidden_states: bool | Sequence[bool] | None
+    custom_logit_processor: Any
     return_logprob: bool | Sequence[bool] | None
     logprob_start_len: int | Sequence[int] | None
     top_logprobs_num: int | Sequence[int] | None
@@ -81,6 +83,7 @@ def native_call(
     requests = []
     for index in range(count):
         row = {name: values[index] for name, values in columns.items()}
+        row["processor"] = read_processor(row.pop("custom_logit_processor", None))
         row["hidden_states"] = row.pop("return_hidden_states", False)
         logprob_fields = {name: row.pop(name) for name in tuple(row) if "logprob" in name}
         chosen = sampling[index]

@@ -238,6 +238,7 @@ class OpenRequests:
                     hidden_states=request.hidden_states,
                     embeds=embeds,
                     forced_output_ids=request.forced_output_ids,
+                    processor=request.processor,
                 )
             )
         self._by_rid[rid] = opened

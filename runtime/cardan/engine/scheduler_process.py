@@ -16,6 +16,7 @@ import zmq
 from cardan.config import EngineConfig
 from cardan.engine.channels import DETOKENIZER_INBOX, FRONTEND_INBOX, SCHEDULER_INBOX, Outbox, open_inbox
 from cardan.engine.core import EngineCore
+from cardan.engine.logit_processors import LogitProcessors
 from cardan.engine.messages import (
     SCHEDULER_DECODER,
     Abort,
@@ -69,7 +70,10 @@ def run(config: EngineConfig, folder: Path) -> int:
     detokenizer = Outbox(context, folder, DETOKENIZER_INBOX)
     try:
         prepared, tokenizer = _prepare(config, frontend)
-        core = EngineCore(prepared, tokenizer, profile_folder=config.server.profile_folder)
+        processors = None
+        if config.scheduler.enable_custom_logit_processor:
+            processors = LogitProcessors(prepared.settings.vocab_size)
+        core = EngineCore(prepared, tokenizer, profile_folder=config.server.profile_folder, processors=processors)
         _log_plan(prepared)
         # What is there now stays: full collections would walk all of it, and every stream would wait for them.
         gc.freeze()

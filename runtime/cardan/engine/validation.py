@@ -59,6 +59,7 @@ class RequestLimits:
         grammar_backend: what compiles grammars, or ``none``.
         hidden_size: width of the model's vectors.
         gives_hidden_states: whether requests may ask for hidden states.
+        takes_processors: whether requests may name logit processors.
     """
 
     vocab_size: int
@@ -67,6 +68,7 @@ class RequestLimits:
     grammar_backend: str = NO_BACKEND
     hidden_size: int = 0
     gives_hidden_states: bool = False
+    takes_processors: bool = False
 
 
 def lacking_features(capabilities: Capabilities, model: ModelFacts | None = None) -> dict[str, FeatureAnswer]:
@@ -164,6 +166,13 @@ def _check_one_prompt(request: GenerateRequest, limits: RequestLimits) -> None:
             "return_hidden_states is off, since hidden states are large: a prompt's take as many numbers as its tokens "
             "times the model's width. Start the server with --enable-return-hidden-states.",
             param="return_hidden_states",
+            code="feature_not_enabled",
+        )
+    if request.processor is not None and not limits.takes_processors:
+        raise RequestError(
+            "custom_logit_processor is off: it has the scheduler call code of an installed package before each token. "
+            "Start the server with --enable-custom-logit-processor.",
+            param="custom_logit_processor",
             code="feature_not_enabled",
         )
     if request.input_embeds is None:
@@ -350,6 +359,7 @@ def _asked_features(request: GenerateRequest) -> dict[Feature, str]:
         (Feature.LOGIT_BIAS, "logit_bias", params.logit_bias),
         (Feature.LOGIT_BIAS, "forced_output_ids", request.forced_output_ids),
         (Feature.LOGIT_BIAS, "min_new_tokens", params.min_new_tokens),
+        (Feature.LOGIT_BIAS, "custom_logit_processor", request.processor is not None),
         (Feature.GRAMMAR_MASK, grammar, params.grammar is not None),
         (Feature.LOGPROBS, "return_logprob", request.logprobs.output),
         (Feature.PROMPT_LOGPROBS, "logprob_start_len", request.logprobs.prompt_start is not None),

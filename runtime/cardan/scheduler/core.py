@@ -121,6 +121,11 @@ class Scheduler:
             self._end(one, FinishReason(FinishKind.ABORT, message="The request was aborted."))
         return rids
 
+    def fail(self, rid: str, message: str) -> None:
+        """End one request with an error; an unknown id is ignored."""
+        if rid in self._state.open:
+            self._end(rid, FinishReason(FinishKind.ERROR, message=message))
+
     # --- steps ---
 
     def plan(self, now_s: float) -> Scheduled | None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import enum
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -88,6 +88,7 @@ class Request:
         hidden_states: it wants the hidden state of every token that a step computes.
         embeds: float32 ``[prompt, hidden]``, its prompt as vectors; ``prompt_ids`` then only say how many. Its KV is
             shared with no one.
+        processor: says before each token what is added to which logits; the scheduler never calls it.
         forced_output_ids: its first output tokens, whatever the model says; logprobs stay the model's own, and no
             token id among them ends it.
 
@@ -129,6 +130,7 @@ class Request:
     pooling: Pooling | None = None
     hidden_states: bool = False
     embeds: Float32Array | None = None
+    processor: Callable[[Sequence[int], Sequence[int]], Mapping[int, float]] | None = None
     forced_output_ids: tuple[int, ...] = ()
 
     state: RequestState = field(default=RequestState.NEW, init=False)
@@ -182,7 +184,8 @@ class Request:
     @property
     def may_jump(self) -> bool:
         """Whether tokens that its grammar forces may go without a step of their own: no one wants what that gives."""
-        return self.grammar is not None and not self.logprobs.output and not self.hidden_states
+        wanted = self.logprobs.output or self.hidden_states or self.processor is not None
+        return self.grammar is not None and not wanted
 
     @property
     def has_penalty(self) -> bool:

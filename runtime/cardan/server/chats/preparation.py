@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from cardan.engine.api import GenerateRequest
+from cardan.engine.logit_processors import read_processor
 from cardan.errors import RequestError
 from cardan.parsers import AnswerFormat, ParserContext, Wanted, new_call_id
 from cardan.server.chats.forced_calls import forced_grammar, strict_grammar
@@ -104,6 +105,7 @@ async def prepare_chat(state: ServerState, body: ChatBody) -> PreparedChat:
         cache_salt=body.cache_salt,
         routing_key=body.routing_key,
         hidden_states=body.return_hidden_states,
+        processor=read_processor(body.custom_logit_processor),
         add_special_tokens=False,
     )
     return PreparedChat(body, Job(request_id, (generate,)), form, wanted)

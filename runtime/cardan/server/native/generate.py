@@ -41,7 +41,6 @@ REFUSED: Mapping[str, Refusal] = {
     "session_params": _SESSIONS,
     "session_id": Refusal("sessions hold nothing here.", is_anything),
     "return_routed_experts": Refusal("expert routing cannot be returned.", is_one_of(False)),
-    "custom_logit_processor": Refusal("custom logit processors are not available; logit_bias is."),
     # Routers write these into every body that they pass on, whether the client sent them or not.
     "log_metrics": Refusal("every request is counted; only true is accepted.", is_one_of(True)),
     "no_logs": Refusal("what is logged is the server's to say (--log-requests).", is_one_of(False)),
@@ -54,7 +53,7 @@ NO_MODEL = "unknown"
 """What a router names where its client named no model."""
 
 SAMPLING_REFUSED: Mapping[str, Refusal] = {
-    "custom_params": Refusal("custom logit processors are not available."),
+    "custom_params": Refusal("give a logit processor's parameters in 'custom_logit_processor.params'."),
     "spaces_between_special_tokens": Refusal(
         "text is joined as the tokenizer defines it; only true is accepted.", is_one_of(True)
     ),
@@ -77,6 +76,7 @@ class GenerateBody(Body):
     token_ids_logprob: Any = None
     return_text_in_logprobs: bool = False
     return_hidden_states: Any = None
+    custom_logit_processor: Any = None
     priority: Any = None
     cache_salt: Any = None
     routing_key: Any = None

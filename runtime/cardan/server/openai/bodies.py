@@ -30,8 +30,7 @@ _SHARED_REFUSED: Mapping[str, Refusal] = {
     "service_tier": Refusal("there is one tier; send 'auto' or leave it out.", is_one_of("auto", "default")),
     # These would change it.
     "lora_path": Refusal("adapters are not available; the base model answers when the field is left out."),
-    "custom_logit_processor": Refusal("custom logit processors are not available; logit_bias is."),
-    "custom_params": Refusal("custom logit processors are not available."),
+    "custom_params": Refusal("give a logit processor's parameters in 'custom_logit_processor.params'."),
     "session_params": Refusal("sessions are not available; send the whole prompt, its cached prefix is reused."),
 }
 
@@ -113,6 +112,7 @@ class OpenAIBody(SamplingBody):
     cache_salt: str | None = None
     routing_key: str | None = None
     return_hidden_states: bool = False
+    custom_logit_processor: Any = None
 
     def usage_in_stream(self) -> StreamOptions:
         """Where a stream tells usage.

@@ -17,6 +17,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from cardan.engine.api import GenerateOutput, GenerateRequest
+from cardan.engine.logit_processors import read_processor
 from cardan.errors import RequestError
 from cardan.server.chats.unenforced import name_unenforced
 from cardan.server.generation import Choice, Job, answer, check_failed, new_choices, run_job, run_to_end
@@ -131,6 +132,7 @@ def _build_job(state: ServerState, body: CompletionBody, prompts: list[Prompt]) 
             cache_salt=body.cache_salt,
             routing_key=body.routing_key,
             hidden_states=body.return_hidden_states,
+            processor=read_processor(body.custom_logit_processor),
         )
         for prompt, rid in zip(prompts, rids, strict=True)
     )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+import json
 import logging
 import time
 from collections import deque
@@ -178,6 +179,8 @@ def sendable(request: GenerateRequest, tokenizer: Tokenizer) -> tuple[str, dict[
         return "/v1/embeddings", {"input": prompt}
     body: dict[str, Any] = {"rid": request.rid} if request.rid else {}
     body[name] = prompt
+    if request.processor is not None:
+        body["custom_logit_processor"] = {"name": request.processor[0], "params": json.loads(request.processor[1])}
     if request.hidden_states:
         body["return_hidden_states"] = True
     defaults = SamplingParams()

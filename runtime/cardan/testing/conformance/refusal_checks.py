@@ -109,6 +109,7 @@ BESIDE_THE_PLAN: Mapping[str, str] = {
     "grammar.json_whitespace": "read by the compiler of grammars",
     "grammar.disable_jump_forward": "a setting of the plan that the engine makes",
     "scheduler.enable_return_hidden_states": "read where requests are admitted",
+    "scheduler.enable_custom_logit_processor": "read where requests are admitted",
     "platform.platform": "says which platform",
     "platform.options": "tried by the check of the platform's own options",
 }
