@@ -28,14 +28,21 @@ def test_prefill_of_every_kind_of_layer(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("splits", [Splits(1), Splits(3)], ids=["whole", "split"])
-def test_decode_of_every_kind_of_layer(kind: str, splits: Splits) -> None:
+def test_decode_of_every_kind_of_layer(kind: str) -> None:
     step = make_step(StepCase(rows=DECODED, layer=layer_of(kind)))
-    assert step.excess(step.decode(splits), last_only=True) <= 1
+    assert step.excess(step.decode(Splits(3)), last_only=True) <= 1
 
 
-@pytest.mark.parametrize("dtype", NARROW)
 @pytest.mark.parametrize("kind", ["grouped", "softcap-window", "sinks"])
+def test_decode_without_a_second_pass(kind: str) -> None:
+    step = make_step(StepCase(rows=DECODED, layer=layer_of(kind)))
+    assert step.excess(step.decode(Splits(1)), last_only=True) <= 1
+
+
+@pytest.mark.parametrize(
+    ("dtype", "kind"),
+    [(torch.bfloat16, "grouped"), (torch.float16, "grouped"), (torch.bfloat16, "softcap-window"), (NARROW[1], "sinks")],
+)
 def test_narrow_types(dtype: torch.dtype, kind: str) -> None:
     step = make_step(StepCase(rows=ROWS, layer=layer_of(kind), dtype=dtype))
     assert step.excess(step.prefill()) <= 1
@@ -45,14 +52,15 @@ def test_narrow_types(dtype: torch.dtype, kind: str) -> None:
 @pytest.mark.parametrize("page", [16, 64])
 @pytest.mark.parametrize("slots_of_pages", [False, True], ids=["pages", "slots"])
 def test_pages_by_a_table_of_pages_and_by_a_table_of_slots(page: int, slots_of_pages: bool) -> None:
-    rows = ((0, 16), (63, 2), (100, 1))
+    rows = ((63, 2), (100, 1))
     step = make_step(StepCase(rows=rows, layer=layer_of("window"), page=page, slots_of_pages=slots_of_pages))
     assert step.excess(step.prefill()) <= 1
     assert step.excess(step.decode(Splits(2)), last_only=True) <= 1
 
 
-@pytest.mark.parametrize("stored", EIGHT_BITS)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("stored", "dtype"), [*((stored, torch.float32) for stored in EIGHT_BITS), (EIGHT_BITS[0], torch.bfloat16)]
+)
 def test_pools_of_8_bits_with_scales(stored: torch.dtype, dtype: torch.dtype) -> None:
     case = StepCase(
         rows=((0, 13), (40, 1), (64, 9)), layer=layer_of("sinks"), dtype=dtype, kv_dtype=stored, scales=(0.37, 1.9)
@@ -87,17 +95,17 @@ def test_float32_pools_under_bfloat16() -> None:
     assert step.excess(step.prefill()) <= 1
 
 
-@pytest.mark.parametrize(("q_heads", "kv_heads"), [(7, 1), (40, 1), (130, 2)])
+@pytest.mark.parametrize(("q_heads", "kv_heads"), [(7, 1), (40, 1), (70, 1)])
 def test_groups_of_heads_of_any_size(q_heads: int, kv_heads: int) -> None:
     layer = make_layer(q_heads=q_heads, kv_heads=kv_heads)
-    step = make_step(StepCase(rows=((0, 3), (33, 2)), layer=layer))
+    step = make_step(StepCase(rows=((0, 1), (33, 2)), layer=layer))
     assert step.excess(step.prefill()) <= 1
     assert step.excess(step.decode(Splits(2)), last_only=True) <= 1
 
 
 def test_rows_without_keys_give_zeros_and_disturb_no_other() -> None:
     step = make_step(StepCase(rows=DECODED[:3], layer=layer_of("sinks")))
-    for splits in (Splits(1), Splits(2), fixed_splits(130, 32)):
+    for splits in (Splits(1), fixed_splits(32, 32)):
         whole = step.decode(splits)
         lengths = step.lengths
         step.lengths, step.lines = lengths * np.array([1, 0, 1], np.int32), step.lines
@@ -108,12 +116,13 @@ def test_rows_without_keys_give_zeros_and_disturb_no_other() -> None:
         assert torch.equal(empty[2], whole[2])
 
 
-@pytest.mark.parametrize("kind", ["grouped", "window", "sinks"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("kind", "dtype"), [("grouped", torch.bfloat16), ("window", torch.float32), ("sinks", torch.float32)]
+)
 def test_parts_of_a_fixed_size_make_decode_independent_of_the_batch_bit_for_bit(kind: str, dtype: torch.dtype) -> None:
-    step = make_step(StepCase(rows=tuple((n - 1, 1) for n in (33, 130, 7, 64)), layer=layer_of(kind), dtype=dtype))
-    together = step.decode(fixed_splits(700, 32))
-    for row in range(4):
+    step = make_step(StepCase(rows=tuple((n - 1, 1) for n in (33, 130, 7)), layer=layer_of(kind), dtype=dtype))
+    together = step.decode(fixed_splits(200, 32))
+    for row in range(3):
         alone = step.decode(fixed_splits(int(step.lengths[row]), 32), [row])
         assert torch.equal(alone[0], together[row])
     assert step.excess(together, last_only=True) <= 1

@@ -176,42 +176,12 @@ def _scratch(call: AttentionCall, rows: int, split: DecodeSplits) -> tuple[torch
 
 @triton.jit(do_not_specialize=["window", "page_shift", "group", "head_tiles", "q_heads", "blocks_of_part"])
 def _parts_kernel(
-    q,
-    keys,
-    values,
-    table,
-    lengths,
-    table_rows,
-    tokens,
-    sinks,
-    out,
-    logs,
-    q_token_stride,
-    q_head_stride,
-    k_slot_stride,
-    k_head_stride,
-    v_slot_stride,
-    v_head_stride,
-    line_stride,
-    out_stride,
-    factor,
-    inside_cap,
-    v_factor,
-    window,
-    page_shift,
-    group,
-    head_tiles,
-    q_heads,
-    blocks_of_part,
-    CAPPED: tl.constexpr,
-    FORMAT: tl.constexpr,
-    K_DIM: tl.constexpr,
-    V_DIM: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    BLOCK_V: tl.constexpr,
-    BLOCK_H: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-):
+    q, keys, values, table, lengths, table_rows, tokens, sinks, out, logs,
+    q_token_stride, q_head_stride, k_slot_stride, k_head_stride, v_slot_stride, v_head_stride, line_stride, out_stride,
+    factor, inside_cap, v_factor, window, page_shift, group, head_tiles, q_heads, blocks_of_part,
+    CAPPED: tl.constexpr, FORMAT: tl.constexpr, K_DIM: tl.constexpr, V_DIM: tl.constexpr, BLOCK_K: tl.constexpr,
+    BLOCK_V: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
     """One part of one row's keys, for all query heads of a key head as far as they fit.
 
     Without ``logs`` it is the only part, and goes to the result; else sinks wait for the second pass.
@@ -220,12 +190,10 @@ def _parts_kernel(
     length = tl.load(lengths + row)
     first_key = tl.maximum(length - window, 0)
     first_block, end_block = first_key // BLOCK_N, (length + BLOCK_N - 1) // BLOCK_N
-    blocks = blocks_of_part
-    if blocks_of_part == 0:
-        blocks = (end_block - first_block + count - 1) // count
+    even = (end_block - first_block + count - 1) // count
+    blocks = tl.where(blocks_of_part == 0, even, blocks_of_part)
     begin = first_block + part * blocks
     end = tl.minimum(begin + blocks, end_block)
-
     kv_head = (tl.program_id(1) // head_tiles).to(tl.int64)
     in_group = (tl.program_id(1) % head_tiles) * BLOCK_H + tl.arange(0, BLOCK_H)
     live = in_group < group
@@ -261,9 +229,8 @@ def _parts_kernel(
     )  # fmt: skip
     some = tl.where(total > 0, total, 1.0)
     acc *= (v_factor / some)[:, None]
-    if logs is None:
-        places = out + token * out_stride + head * V_DIM
-    else:
+    places = out + token * out_stride + head * V_DIM
+    if logs is not None:
         places = out + at * V_DIM
         tl.store(logs + at, top + tl.log2(some), mask=live)
     kept = live[:, None] & (v_column < V_DIM)[None, :]

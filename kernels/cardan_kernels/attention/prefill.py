@@ -62,38 +62,12 @@ def prefill(
 
 @triton.jit(do_not_specialize=["window", "page_shift", "group", "heads", "head_tiles"])
 def _prefill_kernel(
-    q,
-    keys,
-    values,
-    table,
-    tiles,
-    sinks,
-    out,
-    q_token_stride,
-    q_head_stride,
-    k_slot_stride,
-    k_head_stride,
-    v_slot_stride,
-    v_head_stride,
-    line_stride,
-    out_stride,
-    factor,
-    inside_cap,
-    v_factor,
-    window,
-    page_shift,
-    group,
-    heads,
-    head_tiles,
-    CAPPED: tl.constexpr,
-    FORMAT: tl.constexpr,
-    K_DIM: tl.constexpr,
-    V_DIM: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    BLOCK_V: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-):
+    q, keys, values, table, tiles, sinks, out,
+    q_token_stride, q_head_stride, k_slot_stride, k_head_stride, v_slot_stride, v_head_stride, line_stride, out_stride,
+    factor, inside_cap, v_factor, window, page_shift, group, heads, head_tiles,
+    CAPPED: tl.constexpr, FORMAT: tl.constexpr, K_DIM: tl.constexpr, V_DIM: tl.constexpr, BLOCK_K: tl.constexpr,
+    BLOCK_V: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
     """One tile of queries, with all heads of one key head as far as they fit: row ``m`` is token ``m // heads``."""
     tile = tiles + tl.program_id(0) * 4
     first_token, count = tl.load(tile), tl.load(tile + 1)

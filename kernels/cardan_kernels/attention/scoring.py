@@ -20,8 +20,8 @@ class Scoring:
         scale: factor on them; above 0.
         window: a query at position ``p`` sees keys at positions ``> p - window``; None sees all.
         softcap: ``cap * tanh(score / cap)`` on scaled scores; None for none.
-        sinks: ``[q_heads]`` of any float type, for each query head a score without a value, which takes its share of the
-            softmax; None for none.
+        sinks: ``[q_heads]`` of any float type: of each query head a score without a value, which takes its share of
+            the softmax; None for none.
     """
 
     scale: float

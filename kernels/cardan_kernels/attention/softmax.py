@@ -29,43 +29,17 @@ def stored(pointers, mask, dtype, FORMAT: tl.constexpr):
 
 @triton.jit
 def attend_blocks(
-    state,
-    q,
-    blocks,
-    seen,
-    pool,
-    strides,
-    lookup,
-    numbers,
-    MASKED: tl.constexpr,
-    CAPPED: tl.constexpr,
-    FORMAT: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    K_DIM: tl.constexpr,
-    V_DIM: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    BLOCK_V: tl.constexpr,
-):
-    """Take blocks of keys into the running softmax.
+    state, q, blocks, seen, pool, strides, lookup, numbers,
+    MASKED: tl.constexpr, CAPPED: tl.constexpr, FORMAT: tl.constexpr, BLOCK_N: tl.constexpr,
+    K_DIM: tl.constexpr, V_DIM: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr,
+):  # fmt: skip
+    """Take the keys of ``blocks`` (the first, and the one behind the last) into the running softmax.
 
-    Args:
-        state: weighted sums of values ``[m, BLOCK_V]``, sums of exponentials ``[m]`` and largest scores ``[m]``.
-        q: queries ``[m, BLOCK_K]``.
-        blocks: first block of keys, and the one behind the last.
-        seen: positions of the queries ``[m]``, the window, and the first key and the one behind the last that are
-            read at all.
-        pool: pointers to keys and to values of one head.
-        strides: of slots, in keys and in values.
-        lookup: pointer to the row's line of the table, and the logarithm of the page size.
-        numbers: factor on scores, to base 2; and what goes into the hyperbolic tangent of a soft-cap.
-        MASKED: whether some query does not see some key of these blocks.
-        CAPPED: whether scores are soft-capped.
-        FORMAT: code of the pool's element type.
-        BLOCK_N: keys of a block.
-        K_DIM: width of a key.
-        V_DIM: width of a value.
-        BLOCK_K: ``K_DIM``, padded.
-        BLOCK_V: ``V_DIM``, padded.
+    ``state``: weighted sums of values ``[m, BLOCK_V]``, sums of exponentials ``[m]`` and largest scores ``[m]``.
+    ``seen``: positions of the queries ``[m]``, the window, and the first key and the one behind the last that are
+    read at all. ``pool`` and ``strides``: pointers to keys and values of one head, and from slot to slot.
+    ``lookup``: pointer to the row's line of the table, and the logarithm of the page size. ``numbers``: factor on
+    scores, to base 2; and what goes into a soft-cap. ``MASKED``: whether some query does not see some of these keys.
     """
     acc, total, top = state
     position, window, first_key, last_key = seen
