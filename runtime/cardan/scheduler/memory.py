@@ -273,7 +273,7 @@ class RowMemory:
         else:
             fresh = positions % self.page_size == 0
             slots = table[cells - 1] + np.int32(1)
-            slots[fresh] = self.slots.allocate_pages(np.count_nonzero(fresh)) * np.int32(self.page_size)
+            slots[fresh] = self.slots.allocate_pages(int(np.count_nonzero(fresh))) * np.int32(self.page_size)
         table[cells] = slots
         return slots
 

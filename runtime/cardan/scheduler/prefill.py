@@ -209,4 +209,5 @@ def decodable_rows(state: State) -> RowIndex:
         return rows
     left = arrays.generated[rows] + arrays.pending[rows] < arrays.max_new[rows]
     left &= ~arrays.held[rows]
-    return rows[left]
+    decodable: RowIndex = rows[left]
+    return decodable
