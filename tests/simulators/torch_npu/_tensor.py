@@ -114,7 +114,9 @@ def _tensors(value: Any) -> list[torch.Tensor]:
 
 def _check_devices(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """All tensors must be on the NPU, but for numbers: tensors of no dimension."""
-    for tensor in _tensors((args, tuple(kwargs.values())) if kwargs else args):
+    # most arguments are tensors of the NPU or plain numbers
+    others = [value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor | list | tuple)]
+    for tensor in _tensors([value for value in others if type(value) is not NpuTensor]):
         if not isinstance(tensor, NpuTensor) and tensor.dim() > 0:
             refuse(
                 str(func),
