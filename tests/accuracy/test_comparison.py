@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from accuracy_tiny import tiny_config
 
 from cardan.accuracy.comparison import compare
 from cardan.accuracy.fingerprints import Fingerprint, TensorPrint, compare_fingerprints
@@ -71,7 +73,6 @@ def test_rounding_is_the_larger_part_of_the_floor(recorded) -> None:
 
 def test_other_weights_are_different(recorded, tiny_llama: Path, tmp_path: Path, cases) -> None:
     """One norm's weight is a hundredth larger: another checksum, and numbers far beyond the noise."""
-    from accuracy_tiny import tiny_config
     from safetensors.numpy import load_file, save_file
 
     tensors = load_file(tiny_llama / "model.safetensors")
@@ -89,6 +90,21 @@ def test_other_weights_are_different(recorded, tiny_llama: Path, tmp_path: Path,
     errors = compared.layer_errors
     assert errors["layers.1.input_norm"] < 1e-6
     assert errors["layers.1.mlp_norm"] > 1e-3
+
+
+@pytest.mark.parametrize("changes", [{"rope_theta": 10100.0}, {"rms_norm_eps": 1e-3}])
+def test_a_small_fault_is_far_from_noise_in_float32(
+    recorded, tiny_llama: Path, tmp_path: Path, cases, changes: dict[str, float]
+) -> None:
+    """The rotation's base off by a percent, or another epsilon, over the same weights."""
+    config = json.loads((tiny_llama / "config.json").read_text())
+    config.pop("rope_parameters", None)
+    shutil.copy(tiny_llama / "model.safetensors", tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps({"rope_theta": 10000.0, **config, **changes}))
+    faulty = record(tiny_config(tmp_path), Wanted(cases=cases, noise=False))
+    compared = compare(recorded(), faulty)
+    assert compared.judgement.verdict is Verdict.DIFFERENT, compared.judgement
+    assert not any("hold other values" in reason for reason in compared.judgement.reasons)
 
 
 def test_json_holds_everything(recorded) -> None:
