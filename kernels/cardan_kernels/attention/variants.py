@@ -23,14 +23,16 @@ from cardan_kernels.paged import PagedKV
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 WIDTHS = (64, 80, 96, 128, 256)
 KV_HEADS, GROUP, TOKENS, SLOTS = 8, 4, 64, 4096
+WIDEST_IN_REGISTERS = {"gfx1100": 128}
+"""Heads that prefill keeps in registers, where that is not all: wider ones spill there and run slowly."""
 
 
 def variants(name: str) -> tuple[Variant, ...]:
     """Variants for one chip."""
-    return tuple(_variants(chip(name).float8 or torch.float8_e4m3fn))
+    return tuple(_variants(chip(name).float8 or torch.float8_e4m3fn, WIDEST_IN_REGISTERS.get(name, max(WIDTHS))))
 
 
-def _variants(e4m3: torch.dtype) -> Iterator[Variant]:
+def _variants(e4m3: torch.dtype, widest: int) -> Iterator[Variant]:
     pools = {"own": None, "fp8_e4m3": e4m3, "fp8_e5m2": torch.float8_e5m2}
     runs = {"attention_prefill": {"": _prefill}, "attention_decode": {"whole": _whole, "split": _split}}
     features = itertools.product(DTYPES, pools, WIDTHS, ("", "softcap"), ("", "sinks"), ("pages", "slots"))
@@ -46,7 +48,8 @@ def _variants(e4m3: torch.dtype) -> Iterator[Variant]:
         }
         for op, ways in runs.items():
             for way, run in ways.items():
-                yield Variant(op, named | ({"rows": way} if way else {}), step.bound(run))
+                fits = op == "attention_decode" or width <= widest
+                yield Variant(op, named | ({"rows": way} if way else {}), step.bound(run), default=fits)
 
 
 @dataclass(frozen=True, slots=True)
