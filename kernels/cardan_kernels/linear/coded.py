@@ -16,7 +16,7 @@ from cardan_kernels.launching import on_device_of
 from cardan_kernels.linear.checks import Epilogue, check_linear
 from cardan_kernels.linear.coding import CodedMatrix
 from cardan_kernels.linear.decode import byte_values, high_values, low_values
-from cardan_kernels.linear.tiles import finish, tile_of
+from cardan_kernels.linear.tiles import end, finish, tile_of
 
 MOST_GEMV_ROWS = 8
 HALF_UNIT: tl.constexpr = tl.constexpr(16)
@@ -197,6 +197,7 @@ def _gemv_kernel(
     that threads exchange as little as possible.
     """
     PARTS: tl.constexpr = BLOCK_K // PART
+    A_BYTE: tl.constexpr = 2 if CODING <= 2 else 1
     places = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     row_ids = tl.arange(0, ROWS)
     inside = places < columns
@@ -205,44 +206,29 @@ def _gemv_kernel(
         parts = start + PART * tl.arange(0, PARTS)
         numbers = (parts // group)[None, :] * columns + places[:, None]
         usable = inside[:, None] & (parts < inner)[None, :]
-        scale = tl.load(scales_ptr + numbers, usable, 0.0).to(tl.float32)
-        if CODING == 0 or CODING == 1 or CODING == 2:
-            at = start // 2 + tl.arange(0, BLOCK_K // 2)
-            within = at < inner // 2
-            low_at = at // HALF_UNIT * (2 * HALF_UNIT) + at % HALF_UNIT
-            taken = (row_ids < rows)[:, None] & within[None, :]
-            x_at = x_ptr + row_ids[:, None].to(tl.int64) * x_stride + low_at[None, :]
+        at = start // A_BYTE + tl.arange(0, BLOCK_K // A_BYTE)
+        within = at < inner // A_BYTE
+        taken = (row_ids < rows)[:, None] & within[None, :]
+        bytes_at = codes_ptr + places[:, None].to(tl.int64) * (inner // A_BYTE) + at[None, :]
+        packed = tl.load(bytes_at, inside[:, None] & within[None, :], 0)
+        x_at = x_ptr + row_ids[:, None].to(tl.int64) * x_stride
+        if A_BYTE == 2:
+            x_at += (at // HALF_UNIT * (2 * HALF_UNIT) + at % HALF_UNIT)[None, :]
             low = tl.load(x_at, taken, 0.0).to(tl.float32)
             high = tl.load(x_at + HALF_UNIT, taken, 0.0).to(tl.float32)
-            bytes_at = codes_ptr + places[:, None].to(tl.int64) * (inner // 2) + at[None, :]
-            packed = tl.load(bytes_at, inside[:, None] & within[None, :], 0)
             product = low[:, None, :] * low_values(packed, CODING, tl.float32)[None, :, :]
             product += high[:, None, :] * high_values(packed, CODING, tl.float32)[None, :, :]
-            product = tl.reshape(product, (ROWS, BLOCK_N, PARTS, PART // 2))
-            x_sum = tl.reshape(low + high, (ROWS, PARTS, PART // 2))
+            x_sum = low + high
         else:
-            at = start + tl.arange(0, BLOCK_K)
-            within = at < inner
-            taken = (row_ids < rows)[:, None] & within[None, :]
-            row = tl.load(x_ptr + row_ids[:, None].to(tl.int64) * x_stride + at[None, :], taken, 0.0).to(tl.float32)
-            bytes_at = codes_ptr + places[:, None].to(tl.int64) * inner + at[None, :]
-            packed = tl.load(bytes_at, inside[:, None] & within[None, :], 0)
-            product = row[:, None, :] * byte_values(packed, CODING, tl.float32)[None, :, :]
-            product = tl.reshape(product, (ROWS, BLOCK_N, PARTS, PART))
-            x_sum = tl.reshape(row, (ROWS, PARTS, PART))
-        total += tl.sum(product, 3) * scale[None, :, :]
+            x_sum = tl.load(x_at + at[None, :], taken, 0.0).to(tl.float32)
+            product = x_sum[:, None, :] * byte_values(packed, CODING, tl.float32)[None, :, :]
+        scale = tl.load(scales_ptr + numbers, usable, 0.0).to(tl.float32)
+        total += tl.sum(tl.reshape(product, (ROWS, BLOCK_N, PARTS, PART // A_BYTE)), 3) * scale[None, :, :]
         if CODING == 1 or CODING == 4:
             offset = tl.load(offsets_ptr + numbers, usable, 0.0).to(tl.float32)
-            total += tl.sum(x_sum, 2)[:, None, :] * offset[None, :, :]
+            total += tl.sum(tl.reshape(x_sum, (ROWS, PARTS, PART // A_BYTE)), 2)[:, None, :] * offset[None, :, :]
     result = tl.sum(total, 2)
-    written = (row_ids < rows)[:, None] & inside[None, :]
-    if bias_ptr is not None:
-        result += tl.load(bias_ptr + places, inside, 0.0).to(tl.float32)[None, :]
-    if residual_ptr is not None:
-        residual_at = residual_ptr + row_ids[:, None].to(tl.int64) * residual_stride + places[None, :]
-        result += tl.load(residual_at, written, 0.0).to(tl.float32)
-    out_at = out_ptr + row_ids[:, None].to(tl.int64) * out_stride + places[None, :]
-    tl.store(out_at, result.to(out_ptr.dtype.element_ty), written)
+    end(result, bias_ptr, residual_ptr, out_ptr, row_ids, places, rows, columns, residual_stride, out_stride)
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -268,25 +254,21 @@ def _gemm_kernel(
     BLOCK_K: tl.constexpr,
     GROUP_M: tl.constexpr,
 ):
-    """A tile of the result, or of one of the parts that the inner axis is split in.
-
-    A step takes ``BLOCK_K`` elements of one group, multiplies their codes and scales the sum.
-    """
+    """A tile of the result, or of a part of the inner axis; a step sums and scales ``BLOCK_K`` of one group."""
     tile_m, tile_n = tile_of(tl.program_id(0), rows, columns, BLOCK_M, BLOCK_N, GROUP_M)
     row_ids = tile_m * BLOCK_M + tl.arange(0, BLOCK_M)
     places = tile_n * BLOCK_N + tl.arange(0, BLOCK_N)
-    row_inside = row_ids < rows
-    inside = places < columns
+    row_inside, inside = row_ids < rows, places < columns
     first = tl.program_id(1) * steps_a_split
     last = tl.minimum(first + steps_a_split, inner // BLOCK_K)
     total = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     for step in range(first, last):
         numbers = step // steps_a_group * columns + places
         scale = tl.load(scales_ptr + numbers, inside, 0.0).to(tl.float32)
-        if CODING == 0 or CODING == 1 or CODING == 2:
+        if CODING <= 2:
             at = step * (BLOCK_K // 2) + tl.arange(0, BLOCK_K // 2)
-            low_at = at // HALF_UNIT * (2 * HALF_UNIT) + at % HALF_UNIT
-            x_at = x_ptr + row_ids[:, None].to(tl.int64) * x_stride + low_at[None, :]
+            low_at = (at // HALF_UNIT * (2 * HALF_UNIT) + at % HALF_UNIT)[None, :]
+            x_at = x_ptr + row_ids[:, None].to(tl.int64) * x_stride + low_at
             low = tl.load(x_at, row_inside[:, None], 0.0)
             high = tl.load(x_at + HALF_UNIT, row_inside[:, None], 0.0)
             bytes_at = codes_ptr + places[None, :].to(tl.int64) * (inner // 2) + at[:, None]
@@ -306,15 +288,8 @@ def _gemm_kernel(
         if CODING == 1 or CODING == 4:
             offset = tl.load(offsets_ptr + numbers, inside, 0.0).to(tl.float32)
             total += x_sum[:, None] * offset[None, :]
-    written = row_inside[:, None] & inside[None, :]
-    if bias_ptr is not None:
-        total += tl.load(bias_ptr + places, inside, 0.0).to(tl.float32)[None, :]
-    if residual_ptr is not None:
-        residual_at = residual_ptr + row_ids[:, None].to(tl.int64) * residual_stride + places[None, :]
-        total += tl.load(residual_at, written, 0.0).to(tl.float32)
-    plane = tl.program_id(1).to(tl.int64) * rows * out_stride
-    out_at = out_ptr + plane + row_ids[:, None].to(tl.int64) * out_stride + places[None, :]
-    tl.store(out_at, total.to(out_ptr.dtype.element_ty), written)
+    out_ptr += tl.program_id(1).to(tl.int64) * rows * out_stride
+    end(total, bias_ptr, residual_ptr, out_ptr, row_ids, places, rows, columns, residual_stride, out_stride)
 
 
 @triton.jit

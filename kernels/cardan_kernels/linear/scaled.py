@@ -15,7 +15,7 @@ from cardan_kernels.chips import chip_of
 from cardan_kernels.launching import on_device_of
 from cardan_kernels.linear.checks import Epilogue, check_epilogue
 from cardan_kernels.linear.coding import ScaledMatrix
-from cardan_kernels.linear.tiles import finish, tile_of
+from cardan_kernels.linear.tiles import end, finish, tile_of
 
 
 def scaled_linear(
@@ -186,12 +186,5 @@ def _scaled_kernel(
         scale = tl.load(scales_ptr + places, inside, 0.0)
         x_scale = tl.load(x_scales_at, row_inside, 0.0)
         result = result * x_scale[:, None] * scale[None, :]
-    written = row_inside[:, None] & inside[None, :]
-    if bias_ptr is not None:
-        result += tl.load(bias_ptr + places, inside, 0.0).to(tl.float32)[None, :]
-    if residual_ptr is not None:
-        residual_at = residual_ptr + row_ids[:, None].to(tl.int64) * residual_stride + places[None, :]
-        result += tl.load(residual_at, written, 0.0).to(tl.float32)
-    plane = tl.program_id(1).to(tl.int64) * rows * out_stride
-    out_at = out_ptr + plane + row_ids[:, None].to(tl.int64) * out_stride + places[None, :]
-    tl.store(out_at, result.to(out_ptr.dtype.element_ty), written)
+    out_ptr += tl.program_id(1).to(tl.int64) * rows * out_stride
+    end(result, bias_ptr, residual_ptr, out_ptr, row_ids, places, rows, columns, residual_stride, out_stride)

@@ -28,6 +28,20 @@ def tile_of(block, rows, columns, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, 
     return first + within % height, within // height
 
 
+@triton.jit
+def end(total, bias_ptr, residual_ptr, out_ptr, row_ids, places, rows, columns, residual_stride, out_stride):
+    """Add what there is of bias and residual to a tile of sums, float32, and store it."""
+    inside = places < columns
+    written = (row_ids < rows)[:, None] & inside[None, :]
+    if bias_ptr is not None:
+        total += tl.load(bias_ptr + places, inside, 0.0).to(tl.float32)[None, :]
+    if residual_ptr is not None:
+        residual_at = residual_ptr + row_ids[:, None].to(tl.int64) * residual_stride + places[None, :]
+        total += tl.load(residual_at, written, 0.0).to(tl.float32)
+    out_at = out_ptr + row_ids[:, None].to(tl.int64) * out_stride + places[None, :]
+    tl.store(out_at, total.to(out_ptr.dtype.element_ty), written)
+
+
 def finish(partials: torch.Tensor, bias: torch.Tensor | None, residual: torch.Tensor | None, out: torch.Tensor) -> None:
     """Sum ``partials: float32 [splits, rows, columns]``, always in the same order, with bias and residual."""
     splits, rows, columns = partials.shape
