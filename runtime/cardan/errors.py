@@ -17,7 +17,7 @@ It does not know where an error is shown: the server maps these to HTTP, the CLI
     │   ├── PlatformApiError        the plugin was written for another PLATFORM_API
     │   └── UnsupportedError        the platform cannot do what was asked, and says why
     ├── PluginError                 a general plugin fails to load or does not fit
-    ├── GoldenFileError             a golden file is damaged, of a later version, or does not fit what it is compared with
+    ├── GoldenFileError             a golden file is damaged, of a later version, or does not fit the other
     ├── MemoryPlanError             weights, pool and head-room do not fit
     ├── RequestError                one request is wrong (HTTP 400)
     │   ├── PromptTooLongError      prompt beyond the context or the pool
