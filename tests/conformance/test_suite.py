@@ -124,7 +124,7 @@ class BrokenPlatform(faulty.CpuCopy):
 
 
 def test_a_device_that_does_not_open_still_has_a_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cardan.cli.conforming.choose_platform", lambda name: BrokenPlatform())
+    monkeypatch.setattr("cardan.cli.conforming.choose_platform", lambda name, **_: BrokenPlatform())
     file = tmp_path / "report.json"
     assert run(["conform", "--only", "capabilities/options", "--only", "ops/silu", "--json", str(file)]) == 1
     report = json.loads(file.read_text())
@@ -301,7 +301,7 @@ def test_the_command_fails_with_the_platform(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     floor = faulty.CpuCopy(faulty.FloorDevice)
-    monkeypatch.setattr("cardan.cli.conforming.choose_platform", lambda name: floor)
+    monkeypatch.setattr("cardan.cli.conforming.choose_platform", lambda name, **_: floor)
     assert run(["conform", "--only", "memory"]) == 1
     printed = capsys.readouterr().out
     assert "FAILED memory/no-memory-is-an-error-not-a-floor: 0 bytes are free: a pool of 4096 slots" in printed

@@ -17,16 +17,8 @@ def _lacking(reason: str, alternative: str) -> Capability:
     return Capability(Support.UNSUPPORTED, reason, Evidence.SIMULATOR, alternative)
 
 
-BY_OPS = (
-    "sampling",
-    "penalties",
-    "logit_bias",
-    "logprobs",
-    "prompt_logprobs",
-    "grammar_mask",
-    "hidden_states",
-    "input_embeds",
-)
+BY_OPS = ("sampling", "penalties", "logit_bias", "logprobs", "prompt_logprobs", "grammar_mask")
+BY_RUNNER = ("hidden_states", "input_embeds")
 FEATURES = {
     "dtype:float32": _native("the only type that the A1 computes in"),
     "kv_dtype:float32": _native("one array for keys and one for values per layer"),
@@ -40,6 +32,7 @@ FEATURES = {
     Feature.OVERLAP: _lacking("the A1 computes while it is called", "The plain loop runs instead"),
     Feature.TENSOR_PARALLEL: _lacking("there is one A1 in a machine", "Pass --tp-size 1"),
     **{feature: _native("by the neutral runner, over the ops table") for feature in BY_OPS},
+    **{feature: _native("by the neutral runner") for feature in BY_RUNNER},
 }
 
 

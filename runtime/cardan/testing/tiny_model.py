@@ -6,6 +6,7 @@ It knows no platform: the folder is an ordinary one, only without tensors.
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -89,9 +90,16 @@ def write_tiny_model(folder: Path, context_length: int = 4096) -> Path:
         "tokenizer_config.json": tokenizer_config,
     }
     for name, content in files.items():
-        (folder / name).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-    tiny_tokenizer().save(str(folder / "tokenizer.json"))
+        _write_whole(folder / name, json.dumps(content, indent=2) + "\n")
+    _write_whole(folder / "tokenizer.json", tiny_tokenizer().to_str(pretty=True))
     return folder
+
+
+def _write_whole(path: Path, text: str) -> None:
+    """Write a file in one move: other processes may be reading it."""
+    written = path.with_name(f".{path.name}.{os.getpid()}")
+    written.write_text(text, encoding="utf-8")
+    written.replace(path)
 
 
 def null_model_folder() -> Path:
