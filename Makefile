@@ -1,4 +1,4 @@
-# demo · test · test-more · check · conform · native-compile · native-emulate · native-sanitize · kernels-compile · kernels-compile-all · bench · bench-peers · mac-check · device-check · device-wheels · screenshots · soak · fuzz-api · docs
+# demo · test · test-more · check · conform · native-compile · native-emulate · native-sanitize · kernels-compile · kernels-compile-all · kernels-grid · bench · bench-peers · mac-check · device-check · device-wheels · screenshots · soak · fuzz-api · docs
 #
 # Everything is installed into .venv; models are kept in .cardan. Nothing else of the machine is touched.
 
@@ -16,19 +16,19 @@ ifeq ($(UNAME),Darwin arm64)
 PLATFORM := mlx
 TESTED := mlx,test
 NATIVE :=
-PORTABLE := not gpu and not npu and not peers
+PORTABLE := not exhaustive and not gpu and not npu and not peers
 else
 PLATFORM := cpu
 TESTED := cpu,mlx,test,test-torch,test-kernels,xgrammar
 NATIVE := $(VENV)/installed-native
-PORTABLE := not gpu and not npu and not metal and not peers
+PORTABLE := not exhaustive and not gpu and not npu and not metal and not peers
 endif
 P ?= $(PLATFORM)
 
 # One process a core, one thread each; a file stays in one process, so that its fixtures are made once.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile
 
-.PHONY: demo test test-more check conform native-compile native-emulate native-sanitize kernels-compile kernels-compile-all bench bench-peers mac-check device-check device-wheels screenshots soak fuzz-api docs clean
+.PHONY: demo test test-more check conform native-compile native-emulate native-sanitize kernels-compile kernels-compile-all kernels-grid bench bench-peers mac-check device-check device-wheels screenshots soak fuzz-api docs clean
 
 demo: $(VENV)/installed-$(PLATFORM) $(NATIVE)
 	@$(BIN)/python examples/demo.py
@@ -87,6 +87,11 @@ native-emulate: $(VENV)/installed-test
 # variant that a plan can choose, which takes hours.
 kernels-compile: $(VENV)/installed-test
 	$(BIN)/python -W ignore -m cardan_kernels.compiled --cache $(CARDAN_CACHE)/kernels --page docs/kernels.md
+
+# Every shape and branch of the kernels for GPUs, and the conformance suite on the stand-in for a GPU, in Triton's
+# interpreter: hours.
+kernels-grid: $(VENV)/installed-test
+	$(PYTEST) -m exhaustive
 
 kernels-compile-all: $(VENV)/installed-test
 	$(BIN)/python -W ignore -m cardan_kernels.compiled --cache $(CARDAN_CACHE)/kernels --all

@@ -154,7 +154,7 @@ def test_strided_queries_and_a_given_result() -> None:
     assert torch.equal(step.prefill(), want)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("dtype", [torch.float32, *NARROW])
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("rows", [PREFILL, MIXED], ids=["prefill", "mixed"])
@@ -166,7 +166,7 @@ def test_prefill_over_the_whole_grid(rows, kind: str, dtype: torch.dtype) -> Non
         assert step.excess(step.prefill()) <= 1
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("dtype", [torch.float32, *NARROW])
 @pytest.mark.parametrize("kind", KINDS)
 def test_decode_over_the_whole_grid(kind: str, dtype: torch.dtype) -> None:

@@ -62,7 +62,7 @@ def test_a_linear_over_codes_sums_in_float32_and_rounds_once(fmt: str, rows: int
     assert (np.abs(got.double().numpy() - want) <= allowed(x, weight, want, ends, dtype)).all()
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("fmt", sorted(LAYOUTS))
 @pytest.mark.parametrize("rows", [1, 2, 6, 40])
 @pytest.mark.parametrize("dtype", [BF16, F16, F32])

@@ -98,7 +98,7 @@ def test_tokens_are_those_of_the_sampler(case: str, ties: bool) -> None:
     assert not bool(failed.any())
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("seed", range(8))
 def test_tokens_of_many_rows_are_those_of_the_sampler(seed: int) -> None:
     rng = np.random.default_rng(seed)
@@ -118,7 +118,7 @@ def test_tokens_of_many_rows_are_those_of_the_sampler(seed: int) -> None:
     assert draw_tokens(tensor(logits), inputs(sampling))[0].tolist() == reference(logits, sampling).tokens.tolist()
 
 
-@pytest.mark.parametrize("rows", [3, pytest.param(40, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("rows", [3, pytest.param(40, marks=pytest.mark.exhaustive)])
 def test_filters_keep_what_they_should(rows: int) -> None:
     """Of the tokens below the cut none is drawn under any seed, and with enough seeds all above it are."""
     logits = np.zeros((rows, 12), np.float32)

@@ -59,7 +59,7 @@ def config(subject, **platform):
     )
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.timeout(1500)
 def test_every_attention_that_is_claimed(subject, capsys):
     """Each backend over each kind of layer, in each kind of step, and over each type of keys and values."""
@@ -83,7 +83,7 @@ def test_every_attention_that_is_claimed(subject, capsys):
         show((f"\n{subject.platform.name}: {len(ran)} variants of attention reached through the plan", *ran))
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.timeout(1500)
 def test_every_gemm_that_is_claimed(subject, capsys):
     """Each format of weights by the method that takes it, for one row and for many."""

@@ -23,7 +23,7 @@ def tiny(tmp_path_factory):
     return TinyCheckpoint(tmp_path_factory.mktemp("tiny"), config)
 
 
-@pytest.fixture(scope="module", params=["cuda", pytest.param("rocm", marks=pytest.mark.slow)])
+@pytest.fixture(scope="module", params=["cuda", pytest.param("rocm", marks=pytest.mark.exhaustive)])
 def gpu(request, tiny):
     """Two rows that were prefilled, and a decode step that captured."""
     found = harness(request.param, tiny.folder)

@@ -29,7 +29,7 @@ def test_capabilities_and_memory(name):
     assert not failures(name, "capabilities", "memory")
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.timeout(3000)
 @pytest.mark.parametrize("part", SLOW_PARTS)
 def test_other_parts(part):

@@ -37,7 +37,7 @@ def library(monkeypatch):
     return module
 
 
-@pytest.mark.parametrize("page", [pytest.param(1, marks=pytest.mark.slow), 16])
+@pytest.mark.parametrize("page", [pytest.param(1, marks=pytest.mark.exhaustive), 16])
 @pytest.mark.parametrize("kind", ["plain", "window", "softcap"])
 def test_its_wrappers_attend_as_the_reference_does(library, page, kind):
     more = {"plain": {}, "window": {"window": 9, "kind": KVKind.SLIDING}, "softcap": {"softcap": 2.0}}[kind]
