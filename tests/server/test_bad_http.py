@@ -142,7 +142,8 @@ def test_ids_that_cannot_fit_are_not_looked_at(client: httpx.Client) -> None:
 
 
 def test_text_that_is_too_long_by_its_tokens(client: httpx.Client) -> None:
-    response = client.post("/generate", json={"text": "word " * 2000})
+    context = client.get("/v1/models").json()["data"][0]["max_model_len"]
+    response = client.post("/generate", json={"text": "word " * context})
     assert response.status_code == 400
     assert response.json()["error"]["code"] == "context_length_exceeded"
     assert_serves(client)
