@@ -1,10 +1,13 @@
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/map.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include "bind/bind.h"
 #include "ops/linear.h"
+#include "ops/linear_choice.h"
 
 namespace cardan_native {
 namespace {
@@ -24,7 +27,8 @@ const char* name_of(Activations activations) {
 }
 
 Weight pack_linear(const std::string& format, const std::vector<Bytes>& parts, const std::vector<int64_t>& rows,
-                   int64_t in_features, const std::string& dtype, const Tensor* bias, const std::string& activations) {
+                   int64_t in_features, const std::string& dtype, const Tensor* bias, const std::string& activations,
+                   const std::map<std::string, int64_t>& crossovers) {
   if (parts.size() != rows.size())
     throw std::invalid_argument("pack_linear: " + std::to_string(parts.size()) +
                                 " parts need as many counts of rows, got " + std::to_string(rows.size()));
@@ -34,10 +38,22 @@ Weight pack_linear(const std::string& format, const std::vector<Bytes>& parts, c
   request.dtype = dtype_of(dtype);
   request.activations = activations_of(activations);
   request.bias = bias;
+  request.crossovers = crossovers;
   for (size_t i = 0; i < parts.size(); ++i)
     request.parts.push_back({parts[i].data(), static_cast<int64_t>(parts[i].size()), rows[i]});
   const nb::gil_scoped_release unlocked;
   return pack(request);
+}
+
+// Every crossover of a weight that there is a choice for: least, most and chosen number of rows by name.
+std::map<std::string, std::tuple<int64_t, int64_t, int64_t>> crossovers_of_weight(const PackedLinear& weight) {
+  std::map<std::string, std::tuple<int64_t, int64_t, int64_t>> found;
+  const auto add = [&](const char* name, CrossoverRange range, int64_t chosen) {
+    if (range.least < range.most) found[kind_of(weight) + name] = {range.least, range.most, chosen};
+  };
+  add(".few", few_range(weight), weight.crossovers.few);
+  add(".many", many_range(weight), weight.crossovers.many);
+  return found;
 }
 
 }  // namespace
@@ -48,10 +64,13 @@ void bind_linear(nb::module_& module) {
       .def_prop_ro("rows", [](const PackedLinear& x) { return x.rows; }, "Output features.")
       .def_prop_ro("columns", [](const PackedLinear& x) { return x.columns; }, "Inner features.")
       .def_prop_ro("activations", [](const PackedLinear& x) { return name_of(x.activations); },
-                   "What activations are rounded to before they are multiplied: int8, int16, or float for nothing.");
+                   "What activations are rounded to before they are multiplied: int8, int16, or float for nothing.")
+      .def_prop_ro("crossovers", &crossovers_of_weight,
+                   "Numbers of rows at which kernels change, by name: least, most and chosen.");
   module.def("packable_formats", &packable_formats, "Names of the formats that pack_linear takes.");
   module.def("pack_linear", &pack_linear, nb::arg("format"), nb::arg("parts"), nb::arg("rows"), nb::arg("in_features"),
              nb::arg("dtype"), nb::arg("bias") = nb::none(), nb::arg("activations") = "float",
+             nb::arg("crossovers") = std::map<std::string, int64_t>(),
              "Pack the rows of all parts, uint8 arrays in one format, for activations of a type.");
   module.def("linear", [](const Tensor& x, const Weight& weight) {
                return linear("linear", x, weight, nullptr, x.dtype);

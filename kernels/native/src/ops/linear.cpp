@@ -13,6 +13,10 @@ void keep_recorded(const Weight& weight) {
   if (Graph* graph = Graph::recording()) graph->keep(std::const_pointer_cast<PackedLinear>(weight));
 }
 
+bool takes_int16_pairs(const PackedLinear& weight, int64_t rows) {
+  return has_int16_pairs(weight) && rows >= weight.crossovers.many;
+}
+
 int64_t scratch_bytes(const PackedLinear& weight, const Rows& x) {
   if (weight.activations != Activations::kFloat)
     return takes_int16_pairs(weight, x.rows) ? int16_rows_bytes(weight, x.rows) : int8_rows_bytes(weight, x.rows);

@@ -77,7 +77,6 @@ void multiply_rows(const bf16* panel, int64_t pairs, const PaddedRows& x, int64_
 
 #if defined(__AMX_BF16__)
 
-constexpr int64_t kTilesFrom = 17;  // rows: up to a tile's 16, pairs keep up with memory
 constexpr int64_t kTileColumns = 32;
 
 // acc[16 * kTiles][16] = 16 * kTiles rows times a panel whose inner size is a multiple of 32. A tile of the panel is
@@ -136,19 +135,19 @@ void multiply_tile_rows(const bf16* panel, int64_t columns, const PaddedRows& x,
   take(std::integral_constant<int, 1>{});
 }
 
-bool takes_tiles(const LinearCall& call) {
-  return call.x.rows >= kTilesFrom && call.weight->columns % kTileColumns == 0;
-}
+bool tiles_fit(const PackedLinear& weight) { return weight.columns % kTileColumns == 0; }
 
 #else
 
-bool takes_tiles(const LinearCall&) { return false; }
+bool tiles_fit(const PackedLinear&) { return false; }
 
 void multiply_tile_rows(const bf16*, int64_t, const PaddedRows&, int64_t, float*) {}
 
 #endif
 
 }  // namespace
+
+bool has_bf16_tiles(const PackedLinear& weight) { return weight.codes == Codes::kBF16 && tiles_fit(weight); }
 
 bool takes_bf16_pairs(const PackedLinear& weight, DType x) { return weight.codes == Codes::kBF16 && x == DType::kBF16; }
 
@@ -157,7 +156,7 @@ int64_t bf16_rows_bytes(const Rows& x) { return padded_count(x.rows) * padded_st
 void linear_bf16_pairs(const LinearCall& call, Pool& pool) {
   const PaddedRows x = padded_rows_of(call, pool);
   const PackedLinear& weight = *call.weight;
-  const bool tiles = takes_tiles(call);
+  const bool tiles = has_bf16_tiles(weight) && call.x.rows >= weight.crossovers.many;
   for_each_block(call, pool, [&](int64_t panel, int64_t first, int64_t last) {
     alignas(64) float acc[kRowBlock * kPanel];
     const auto* codes = reinterpret_cast<const bf16*>(weight.panel_codes(panel));
@@ -171,6 +170,8 @@ void linear_bf16_pairs(const LinearCall& call, Pool& pool) {
 }
 
 #else
+
+bool has_bf16_tiles(const PackedLinear&) { return false; }
 
 bool takes_bf16_pairs(const PackedLinear&, DType) { return false; }
 

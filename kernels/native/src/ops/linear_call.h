@@ -87,12 +87,13 @@ void linear_int8(const LinearCall& call, Pool& pool);
 void linear_float(const LinearCall& call, Pool& pool);
 
 // Many quantized rows, where pairs of int16 are the best that the processor multiplies.
-bool takes_int16_pairs(const PackedLinear& weight, int64_t rows);
+bool has_int16_pairs(const PackedLinear& weight);
 int64_t int16_rows_bytes(const PackedLinear& weight, int64_t rows);
 void linear_int16_pairs(const LinearCall& call, Pool& pool);
 
 // bfloat16 activations and weights, where the processor multiplies pairs of them.
 bool takes_bf16_pairs(const PackedLinear& weight, DType x);
+bool has_bf16_tiles(const PackedLinear& weight);  // for many rows
 void linear_bf16_pairs(const LinearCall& call, Pool& pool);
 
 }  // namespace cardan_native

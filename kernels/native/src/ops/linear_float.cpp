@@ -13,8 +13,7 @@ namespace {
 
 // Rows whose products share a row of weights in registers, so that there are about twelve sums.
 constexpr int kTileRows = kLanes == 16 ? 12 : kLanes == 8 ? 6 : 2;
-constexpr int64_t kChunk = 256;   // inner elements widened at a time: 16 KiB, half a first-level cache
-constexpr int64_t kFewDense = 4;  // up to so many rows, dense weights are widened in registers
+constexpr int64_t kChunk = 256;  // inner elements widened at a time: 16 KiB, half a first-level cache
 
 template <int kRows>
 void multiply(const float* weights, int64_t count, const float* x, int64_t stride, float* acc) {
@@ -139,7 +138,7 @@ void few_dense_rows(const LinearCall& call, const FloatRows& x, Pool& pool) {
 
 bool few_rows(const LinearCall& call, const FloatRows& x, Pool& pool) {
   const Codes codes = call.weight->codes;
-  if (call.x.rows > kFewDense || codes == Codes::kE4M3 || codes == Codes::kE5M2) return false;
+  if (call.x.rows > call.weight->crossovers.few || codes == Codes::kE4M3 || codes == Codes::kE5M2) return false;
   if (codes == Codes::kF32)
     few_dense_rows<float>(call, x, pool);
   else if (codes == Codes::kBF16)
@@ -153,12 +152,12 @@ bool few_rows(const LinearCall& call, const FloatRows& x, Pool& pool) {
 
 int64_t float_bytes(const PackedLinear& weight, const Rows& x) {
   if (!weight.grouped()) return float_rows_bytes(x);
-  return x.rows <= kFewGrouped ? few_grouped_bytes(weight, x) : many_grouped_bytes(weight, x);
+  return x.rows <= weight.crossovers.few ? few_grouped_bytes(weight, x) : many_grouped_bytes(weight, x);
 }
 
 void linear_float(const LinearCall& call, Pool& pool) {
-  if (call.weight->grouped())
-    return call.x.rows <= kFewGrouped ? linear_few_grouped(call, pool) : linear_many_grouped(call, pool);
+  const bool few = call.x.rows <= call.weight->crossovers.few;
+  if (call.weight->grouped()) return few ? linear_few_grouped(call, pool) : linear_many_grouped(call, pool);
   const FloatRows x = widen_rows_of(call, pool);
   if (few_rows(call, x, pool)) return;
   for_each_block(call, pool,

@@ -6,8 +6,9 @@
 
 namespace cardan_native {
 
-// Up to how many rows are multiplied by codes that are widened in registers. With more, codes are widened into the
-// first-level cache, and kRowsOfCodes rows share them at a time.
+// Up to how many rows at most are multiplied by codes, and by dense weights, that are widened in registers. With more,
+// they are widened into the first-level cache, and kRowsOfCodes rows share codes at a time.
+inline constexpr int kFewDense = 4;
 inline constexpr int kFewGrouped = kLanes == 4 ? 2 : 6;
 inline constexpr int kRowsOfCodes = kLanes == 16 ? 12 : kFewGrouped;
 

@@ -19,8 +19,6 @@ namespace cardan_native {
 
 namespace {
 
-constexpr int64_t kFewRows = 4;  // up to so many, taking codes apart in registers is faster
-
 // Codes are widened into the first-level cache and are operands in memory of every row's instructions: how many of
 // these there are is what limits the speed. Four panels are eight sums, which share the instructions that load values;
 // with more, pieces would be shorter or leave the first-level cache.
@@ -265,8 +263,9 @@ Cut cut_for(int64_t rows, int64_t panels, int64_t threads) {
 
 }  // namespace
 
-bool takes_int16_pairs(const PackedLinear& weight, int64_t rows) {
-  return rows > kFewRows && (weight.activations == Activations::kInt16 || weight.codes == Codes::kByte);
+bool has_int16_pairs(const PackedLinear& weight) {
+  return weight.activations == Activations::kInt16 ||
+         (weight.activations == Activations::kInt8 && weight.codes == Codes::kByte);
 }
 
 int64_t int16_rows_bytes(const PackedLinear& weight, int64_t rows) {
@@ -287,7 +286,7 @@ void linear_int16_pairs(const LinearCall& call, Pool& pool) {
 
 #else
 
-bool takes_int16_pairs(const PackedLinear&, int64_t) { return false; }
+bool has_int16_pairs(const PackedLinear&) { return false; }
 
 int64_t int16_rows_bytes(const PackedLinear&, int64_t) { return 0; }
 

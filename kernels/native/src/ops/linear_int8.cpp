@@ -17,9 +17,6 @@ constexpr int kMostRows = kDotFour ? 8 : 4;  // that share a line of codes in re
 constexpr int64_t kChunk = 1024;             // inner elements whose codes and scales are made ready at a time
 constexpr int64_t kChunkUnits = kChunk / 16;
 
-// Up to how many rows codes are taken apart in registers; from there on once for all rows, into the first-level cache.
-constexpr int64_t kFewRows = kMostRows;
-
 // Codes of a panel end where those of the next begin, but scales lie apart: hardware alone waits at each turn.
 constexpr int64_t kAhead = 2048;  // bytes
 
@@ -247,7 +244,7 @@ void multiply_block(const LinearCall& call, const Int8Rows& x, int64_t panel, in
   alignas(64) float acc[kRowBlock * kPanel], scales[kChunkUnits * kPanel], minimums[kChunkUnits * kPanel];
   alignas(64) uint8_t codes[kChunk * kPanel];
   const PackedLinear& weight = *call.weight;
-  const bool expanded = call.x.rows > kFewRows;
+  const bool expanded = call.x.rows > call.weight->crossovers.few;
   const int64_t rows = last - first, unit = weight.unit();
   std::fill(acc, acc + rows * kPanel, 0.0f);
   for (int64_t column = 0; column < weight.columns; column += kChunk) {
@@ -267,7 +264,7 @@ void multiply_block(const LinearCall& call, const Int8Rows& x, int64_t panel, in
 
 void linear_int8(const LinearCall& call, Pool& pool) {
   const Int8Rows x = quantize_rows_of(call, pool);
-  const MultiplyRows kernel = choose(*call.weight, call.x.rows > kFewRows);
+  const MultiplyRows kernel = choose(*call.weight, call.x.rows > call.weight->crossovers.few);
   for_each_block(call, pool, [&](int64_t panel, int64_t first, int64_t last) {
     multiply_block(call, x, panel, first, last, kernel);
   });

@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "core/threads.h"
+#include "ops/linear_choice.h"
 #include "ops/pack_formats.h"
 #include "simd/vec.h"
 
@@ -214,6 +215,7 @@ std::shared_ptr<const PackedLinear> pack(const PackRequest& request) {
   packed->signed_scales = format.signed_scales;
   packed->activations = packed->grouped() ? request.activations : Activations::kFloat;
   packed->dtype = request.dtype;
+  packed->crossovers = crossovers_of(*packed, request.crossovers);
   packed->code_bytes = panel_code_bytes(packed->codes, request.columns);
   packed->scale_bytes = panel_scale_bytes(format, request.columns);
   packed->bias = padded_bias(*packed, request.bias);

@@ -18,6 +18,7 @@
 // minimums), then for each scale group 16 bytes that multiply them (and 16 for minimums).
 #pragma once
 
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -37,6 +38,11 @@ enum class Codes : uint8_t { kF32, kBF16, kF16, kE4M3, kE5M2, kNibble, kFive, kS
 enum class Activations : uint8_t { kFloat, kInt8, kInt16 };
 enum class Scales : uint8_t { kNone, kF32, kBF16, kF16, kSuper };
 
+// Numbers of rows of activations at which a linear changes from one kernel to another: see linear_choice.h.
+struct Crossovers {
+  int64_t few = 0, many = 0;
+};
+
 // The weight of an element is scale * (code - offset), or scale * code + minimum.
 struct PackedLinear {
   int64_t rows = 0, columns = 0;  // output and inner features
@@ -48,6 +54,7 @@ struct PackedLinear {
   bool signed_scales = false;  // of kSuper: its bytes are signed
   Activations activations = Activations::kFloat;
   DType dtype = DType::kF32;  // of activations, and of rows gathered
+  Crossovers crossovers;
 
   std::shared_ptr<Storage> memory;
   const uint8_t* code_data = nullptr;
@@ -98,13 +105,15 @@ struct PackRequest {
   DType dtype = DType::kF32;
   Activations activations = Activations::kFloat;
   const Tensor* bias = nullptr;  // float32 [rows]
+  std::map<std::string, int64_t> crossovers;  // under "KIND.few" and "KIND.many"
 };
 
 // Formats that `pack` takes.
 std::vector<std::string> packable_formats();
 
 // The rows of all parts, in order. F32 weights are rounded to a narrower type of activations; all others are exact.
-// Throws std::invalid_argument for unknown formats, inner sizes that are no whole blocks, and bytes that do not fit.
+// Throws std::invalid_argument for unknown formats, inner sizes that are no whole blocks, bytes that do not fit, and
+// crossovers out of their bounds.
 std::shared_ptr<const PackedLinear> pack(const PackRequest& request);
 
 }  // namespace cardan_native
