@@ -305,7 +305,7 @@ KINDS: Mapping[str, Kind] = {
 """Engines that stay while they are measured; llama-bench runs anew each time, see ``llama_bench``."""
 
 
-def llama_bench(launch: Launch, prompt_len: int, output_len: int) -> tuple[float, subprocess.Popen[str]]:
+def llama_bench(launch: Launch, prompt_len: int, output_len: int) -> float:
     """Tokens a second of one run of llama-bench, of a prompt or of an answer to an empty one.
 
     Raises:
@@ -320,4 +320,4 @@ def llama_bench(launch: Launch, prompt_len: int, output_len: int) -> tuple[float
         out, _ = process.communicate(timeout=RUN_TIMEOUT_S)
     if process.returncode:
         raise EngineError(f"llama-bench ended with exit code {process.returncode}: {_last_line(launch.log)}")
-    return float(json.loads(out)[0]["avg_ts"]), process
+    return float(json.loads(out)[0]["avg_ts"])
