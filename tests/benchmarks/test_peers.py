@@ -34,6 +34,11 @@ def test_disturbed_runs_are_thrown_away_and_few_clean_ones_are_noisy(load_module
     assert runs.done()
     found = runs.summary()
     assert (found["state"], found["median"], found["noisy_runs"]) == ("ok", {"tok_s": 2.0}, 1)
+    once = module.Runs(long=True)
+    assert not once.done()
+    once.add({"tok_s": 5.0}, 0.0)
+    assert once.done()
+    assert (once.summary()["state"], once.summary()["long"]) == ("ok", True)
     assert module.Runs(noisy=12).done()
     assert not module.Runs(noisy=11).done()
     assert module.Runs(refused="no").summary()["state"] == "refused"
@@ -128,6 +133,12 @@ def test_the_page_shows_ratios_noise_and_refusals_and_judges_targets(load_module
     assert "against llama-bench | at least 1.4x | 1.20x | missed: 17% more is wanted |" in text
     assert "| … against llama-server | at least 3x | 4.00x | reached |" in text
     assert "| SmolLM2, start to ready | at most 3 s | - | not measured |" in text
+
+
+def test_what_ran_once_says_so(load_module: Any) -> None:
+    shown = results()
+    shown["cases"]["smollm2-q4_1/decode-1"]["llama-server"]["long"] = True
+    assert "| 30.0 (once) |" in load_module("peers.page").render(shown, [])
 
 
 def test_plots_are_drawn(load_module: Any, tmp_path: Path) -> None:
