@@ -85,6 +85,8 @@ void bind_linear(nb::module_& module) {
                return linear("linear_float32", x, weight, nullptr, DType::kF32);
              },
              nb::arg("x"), nb::arg("weight"), Unlocked(), "As linear, in float32.");
+  module.def("linear_kernel", &kernel_of, nb::arg("weight"), nb::arg("rows"),
+             "Which kernel is taken for so many rows of activations: registers, cache or many.");
   module.def("gather_rows", &gather_weight_rows, nb::arg("weight"), nb::arg("ids"), Unlocked(),
              "Rows of the weight, in the type of its activations.");
 }

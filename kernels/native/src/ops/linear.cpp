@@ -2,6 +2,7 @@
 
 #include "core/dispatch.h"
 #include "ops/linear_call.h"
+#include "ops/linear_choice.h"
 #include "ops/linear_expand.h"
 #include "simd/vec.h"
 
@@ -14,7 +15,7 @@ void keep_recorded(const Weight& weight) {
 }
 
 bool takes_int16_pairs(const PackedLinear& weight, int64_t rows) {
-  return has_int16_pairs(weight) && rows >= weight.crossovers.many;
+  return has_int16_pairs(weight) && takes_many(weight, rows);
 }
 
 int64_t scratch_bytes(const PackedLinear& weight, const Rows& x) {
@@ -37,6 +38,13 @@ void run(const LinearCall& call, Pool& pool) {
 }
 
 }  // namespace
+
+const char* kernel_of(const Weight& weight, int64_t rows) {
+  if (takes_int16_pairs(*weight, rows)) return "many";
+  if (takes_bf16_pairs(*weight, weight->dtype))
+    return has_bf16_tiles(*weight) && takes_many(*weight, rows) ? "many" : "cache";
+  return takes_few(*weight, rows) ? "registers" : "cache";
+}
 
 Tensor linear(const char* op, const Tensor& x, const Weight& weight, const Tensor* residual, DType out_dtype) {
   if (x.width() != weight->columns)

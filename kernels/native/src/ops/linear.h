@@ -21,6 +21,10 @@ using Weight = std::shared_ptr<const PackedLinear>;
 // times bfloat16 on processors with tiles does depend on their number.
 Tensor linear(const char* op, const Tensor& x, const Weight& weight, const Tensor* residual, DType out);
 
+// Which kernel that takes for so many rows of the weight's type of activations: "registers", "cache" or "many", see
+// linear_choice.h.
+const char* kernel_of(const Weight& weight, int64_t rows);
+
 // Rows `ids` of the weight, rounded to the type of its activations: [ids, columns].
 Tensor gather_weight_rows(const Weight& weight, const Tensor& ids);
 

@@ -28,4 +28,8 @@ CrossoverRange many_range(const PackedLinear& weight);
 // std::invalid_argument where one is out of its bounds.
 Crossovers crossovers_of(const PackedLinear& weight, const std::map<std::string, int64_t>& given);
 
+// Whether the kernel for few rows is taken, where the one for many is not; and whether that is, where there is one.
+inline bool takes_few(const PackedLinear& weight, int64_t rows) { return rows <= weight.crossovers.few; }
+inline bool takes_many(const PackedLinear& weight, int64_t rows) { return rows >= weight.crossovers.many; }
+
 }  // namespace cardan_native

@@ -5,6 +5,7 @@
 #include <type_traits>
 
 #include "ops/linear_call.h"
+#include "ops/linear_choice.h"
 #include "ops/linear_expand.h"
 #include "ops/linear_float.h"
 
@@ -138,7 +139,7 @@ void few_dense_rows(const LinearCall& call, const FloatRows& x, Pool& pool) {
 
 bool few_rows(const LinearCall& call, const FloatRows& x, Pool& pool) {
   const Codes codes = call.weight->codes;
-  if (call.x.rows > call.weight->crossovers.few || codes == Codes::kE4M3 || codes == Codes::kE5M2) return false;
+  if (!takes_few(*call.weight, call.x.rows) || codes == Codes::kE4M3 || codes == Codes::kE5M2) return false;
   if (codes == Codes::kF32)
     few_dense_rows<float>(call, x, pool);
   else if (codes == Codes::kBF16)
@@ -152,11 +153,11 @@ bool few_rows(const LinearCall& call, const FloatRows& x, Pool& pool) {
 
 int64_t float_bytes(const PackedLinear& weight, const Rows& x) {
   if (!weight.grouped()) return float_rows_bytes(x);
-  return x.rows <= weight.crossovers.few ? few_grouped_bytes(weight, x) : many_grouped_bytes(weight, x);
+  return takes_few(weight, x.rows) ? few_grouped_bytes(weight, x) : many_grouped_bytes(weight, x);
 }
 
 void linear_float(const LinearCall& call, Pool& pool) {
-  const bool few = call.x.rows <= call.weight->crossovers.few;
+  const bool few = takes_few(*call.weight, call.x.rows);
   if (call.weight->grouped()) return few ? linear_few_grouped(call, pool) : linear_many_grouped(call, pool);
   const FloatRows x = widen_rows_of(call, pool);
   if (few_rows(call, x, pool)) return;

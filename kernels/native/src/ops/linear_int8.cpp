@@ -5,6 +5,7 @@
 #include <type_traits>
 
 #include "ops/linear_call.h"
+#include "ops/linear_choice.h"
 #include "ops/linear_expand.h"
 #include "ops/linear_lines.h"
 #include "ops/linear_scaling.h"
@@ -244,7 +245,7 @@ void multiply_block(const LinearCall& call, const Int8Rows& x, int64_t panel, in
   alignas(64) float acc[kRowBlock * kPanel], scales[kChunkUnits * kPanel], minimums[kChunkUnits * kPanel];
   alignas(64) uint8_t codes[kChunk * kPanel];
   const PackedLinear& weight = *call.weight;
-  const bool expanded = call.x.rows > call.weight->crossovers.few;
+  const bool expanded = !takes_few(*call.weight, call.x.rows);
   const int64_t rows = last - first, unit = weight.unit();
   std::fill(acc, acc + rows * kPanel, 0.0f);
   for (int64_t column = 0; column < weight.columns; column += kChunk) {
@@ -264,7 +265,7 @@ void multiply_block(const LinearCall& call, const Int8Rows& x, int64_t panel, in
 
 void linear_int8(const LinearCall& call, Pool& pool) {
   const Int8Rows x = quantize_rows_of(call, pool);
-  const MultiplyRows kernel = choose(*call.weight, call.x.rows > call.weight->crossovers.few);
+  const MultiplyRows kernel = choose(*call.weight, !takes_few(*call.weight, call.x.rows));
   for_each_block(call, pool, [&](int64_t panel, int64_t first, int64_t last) {
     multiply_block(call, x, panel, first, last, kernel);
   });
