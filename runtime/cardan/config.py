@@ -407,7 +407,10 @@ def _check_contradictions(config: EngineConfig) -> None:
 
 
 def cache_dir(environ: Mapping[str, str] | None = None) -> Path:
-    """Where fetched models are kept: ``CARDAN_CACHE``, else ``$XDG_CACHE_HOME/cardan``, else ``~/.cache/cardan``."""
+    """Where fetched models and tables of ``cardan tune`` are kept.
+
+    That is ``CARDAN_CACHE``, else ``$XDG_CACHE_HOME/cardan``, else ``~/.cache/cardan``.
+    """
     env = os.environ if environ is None else environ
     if explicit := env.get("CARDAN_CACHE"):
         return Path(explicit)

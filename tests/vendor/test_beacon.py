@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import tracemalloc
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ import pytest
 
 from cardan.config import CacheConfig, EngineConfig, ModelConfig, PlatformConfig, SchedulerConfig
 from cardan.engine.preparation import Prepared, prepare
+from cardan.platform.tuned_tables import TuningTable, write_table
 from cardan.testing import write_tiny_model
 from cardan.types import Batch, ForwardMode, SamplingBatch, TableDeltas
 
@@ -129,3 +131,29 @@ def test_late_sampling_replaces_the_batch_s_own(beacon: Any) -> None:
     none.sample()
     assert none.result().tokens.tolist() == []
     assert none.result().failed.tolist() == []
+
+
+def test_what_was_tuned_reaches_the_program(beacon: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CARDAN_CACHE", str(tmp_path))
+    with contextlib.closing(start(beacon, tmp_path, chunk=64, rows=2)) as prepared:
+        assert prepared.device.head_rows == beacon.tuning.HEAD_ROWS.default
+    write_table(
+        TuningTable(
+            platform="beacon",
+            processor="Beacon B1",
+            kernels="beacon-cardan 1.0.0",
+            date="2026-11-30",
+            numbers={"head_rows": 64},
+        ),
+        tmp_path,
+    )
+    with contextlib.closing(start(beacon, tmp_path, chunk=64, rows=2)) as prepared:
+        assert prepared.device.head_rows == 64
+        assert prepared.plan.settings["tuning"].why == "tuned on 2026-11-30 for Beacon B1, beacon-cardan 1.0.0"
+
+
+def test_the_head_is_the_same_in_pieces_of_any_size(beacon: Any) -> None:
+    rng = np.random.default_rng(0)
+    x, head = rng.integers(-8, 8, (3, 16)).astype(np.float32), rng.integers(-8, 8, (100, 16)).astype(np.float32)
+    for rows in (1, 7, 64, 100, 4096):
+        assert np.array_equal(beacon.tuning.multiply(x, head, rows), x @ head.T)

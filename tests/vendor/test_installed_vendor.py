@@ -87,6 +87,17 @@ def test_the_vendor_conforms(environment: Any, name: str, level: int, tmp_path: 
     assert bool(report["benchmarks"]) is (level == 2)
 
 
+def test_a_vendors_kernels_are_tuned(environment: Any, tiny_model: Path) -> None:
+    done = environment.run("cardan", "tune", "--platform", "beacon")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "head_rows" in done.stdout
+    model = ("--model", str(tiny_model), "--random-weights", "3")
+    done = environment.run("cardan", "plan", "--platform", "beacon", *model, "--json")
+    tuning = json.loads(done.stdout)["settings"]["tuning"]
+    assert tuning["why"].startswith("tuned on ")
+    assert tuning["why"].endswith("for Beacon B1, beacon-cardan 1.0.0")
+
+
 def test_the_suite_runs_as_pytest(environment: Any) -> None:
     arguments = (
         "--pyargs",

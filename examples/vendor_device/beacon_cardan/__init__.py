@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 from cardan import platform as seam
@@ -41,6 +42,7 @@ class BeaconPlatform(seam.Platform):
 
     name = "beacon"
     api_range = (1, 1)
+    numbers: Mapping[str, int] = MappingProxyType({})
 
     def probe(self) -> seam.Availability:
         """Chosen only when it is named."""
@@ -52,10 +54,21 @@ class BeaconPlatform(seam.Platform):
     def capabilities(self, device: seam.DeviceInfo) -> seam.Capabilities:
         return seam.Capabilities(FEATURES, page_sizes=(1,))
 
+    def tuner(self, device: seam.DeviceInfo) -> seam.Tuner:
+        """The head is multiplied in pieces, and how large they should be depends on the host."""
+        from beacon_cardan.tuning import BeaconTuner
+
+        return BeaconTuner()
+
+    def tuned(self, numbers: Mapping[str, int]) -> BeaconPlatform:
+        chosen = BeaconPlatform()
+        chosen.numbers = numbers
+        return chosen
+
     def open(self, device: seam.DeviceInfo, options: Mapping[str, Any]) -> seam.Device:
         from beacon_cardan.device import BeaconDevice
 
-        return BeaconDevice(device)
+        return BeaconDevice(device, **self.numbers)
 
 
 platform = BeaconPlatform()

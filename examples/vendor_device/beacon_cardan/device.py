@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from beacon_cardan.tuning import HEAD_ROWS, multiply
 from cardan import platform as seam
 from cardan.errors import UnsupportedModelError
 from cardan.types import Batch, KVLayout, SamplingBatch, StepResult, TableDelta, TableDeltas
@@ -89,8 +90,8 @@ class BeaconStep(seam.Step):
 class BeaconRunner(seam.Runner):
     """The compiled program, over one pool."""
 
-    def __init__(self, model: BeaconModel, pool: BeaconPool) -> None:
-        self._model, self._pool = model, pool
+    def __init__(self, model: BeaconModel, pool: BeaconPool, head_rows: int) -> None:
+        self._model, self._pool, self._head_rows = model, pool, head_rows
 
     def warm_up(self, buckets: Sequence[int]) -> None:
         """The program was compiled when the model was loaded."""
@@ -99,8 +100,9 @@ class BeaconRunner(seam.Runner):
         self._pool.update(batch.table_deltas)
         rows = np.repeat(batch.row_ids, np.diff(batch.query_starts))
         ids = np.where(batch.input_ids < 0, self._pool.last[rows], batch.input_ids)
-        hidden = self._hidden(ids, batch, rows)
-        return BeaconStep(self._pool, hidden[batch.logits_at] @ self._model.weights["head"].T, batch.sampling)
+        hidden = self._hidden(ids, batch, rows)[batch.logits_at]
+        logits = multiply(hidden, self._model.weights["head"], self._head_rows)
+        return BeaconStep(self._pool, logits, batch.sampling)
 
     def close(self) -> None:
         """Nothing is held."""
@@ -145,8 +147,8 @@ class BeaconDevice(seam.Device):
 
     info = seam.DeviceInfo(index=0, name="Beacon B1")
 
-    def __init__(self, info: seam.DeviceInfo) -> None:
-        self.info = info
+    def __init__(self, info: seam.DeviceInfo, head_rows: int = HEAD_ROWS.default) -> None:
+        self.info, self.head_rows = info, head_rows
 
     def memory(self) -> seam.Memory:
         return seam.host_memory()
@@ -180,7 +182,7 @@ class BeaconDevice(seam.Device):
     def runner(self, loaded: seam.LoadedModel, pool: seam.KVPool, plan: seam.Plan) -> seam.Runner:
         assert isinstance(loaded, BeaconModel)
         assert isinstance(pool, BeaconPool)
-        return BeaconRunner(loaded, pool)
+        return BeaconRunner(loaded, pool, self.head_rows)
 
     def close(self) -> None:
         """Nothing is held."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 from cardan.errors import ConfigError
@@ -21,11 +22,12 @@ from cardan.platform import (
     OptionSpec,
     Platform,
     Recommendation,
+    Tuner,
     host_memory,
 )
 from cardan_cpu.features import DENSE_FORMATS, native_features, torch_features
-from cardan_cpu.host import Host, read_host
-from cardan_cpu.kernels import KINDS, NATIVE, VERIFIED, Choice, choose, require
+from cardan_cpu.host import Host, compute_threads, read_host
+from cardan_cpu.kernels import KINDS, NATIVE, TORCH, VERIFIED, Choice, choose, require
 from cardan_cpu.native_linear import ACTIVATIONS
 
 SCORE = 10
@@ -42,11 +44,17 @@ class CpuPlatform(Platform):
 
     Attributes:
         asked: which kernels its answers are about, a member of ``KINDS``.
+        threads: that compute; 0 chooses.
+        activations: what native kernels round them to, a member of ``ACTIVATIONS``.
+        crossovers: numbers of rows that were measured, by name; empty for those of the package.
     """
 
     name = "cpu"
     api_range = (1, 1)
     asked: str = "auto"
+    threads: int = 0
+    activations: str = ACTIVATIONS[0]
+    crossovers: Mapping[str, int] = MappingProxyType({})
 
     def probe(self) -> Availability:
         """Usable where the native kernels or torch are installed."""
@@ -70,7 +78,8 @@ class CpuPlatform(Platform):
         if choice.kind == NATIVE and choice.variant is not None:
             notes = () if VERIFIED.get(choice.variant) is Evidence.HARDWARE else (_untried(choice.variant),)
             return Capabilities(features=native_features(choice.variant), page_sizes=PAGE_SIZES, notes=notes)
-        return Capabilities(features=torch_features(read_host()), page_sizes=PAGE_SIZES)
+        notes = (_slower(choose(NATIVE)),) if choice.kind == TORCH and self.asked == "auto" else ()
+        return Capabilities(features=torch_features(read_host()), page_sizes=PAGE_SIZES, notes=notes)
 
     def options(self) -> tuple[OptionSpec, ...]:
         """The number of threads, which kernels, and what native ones do with activations."""
@@ -108,6 +117,8 @@ class CpuPlatform(Platform):
             require(asked)
         chosen = copy.copy(self)
         chosen.asked = asked
+        chosen.threads = int(options.get("threads", self.threads))
+        chosen.activations = str(options.get("activations", self.activations))
         return chosen
 
     def recommend(self, facts: ModelFacts, device: DeviceInfo) -> Mapping[str, Recommendation]:
@@ -119,6 +130,21 @@ class CpuPlatform(Platform):
             "max_running_requests": Recommendation(ROWS, "beyond this a few cores only share their time out further"),
             "dtype": _recommended_dtype(facts, read_host(), choose(self.asked)),
         }
+
+    def tuner(self, device: DeviceInfo) -> Tuner | None:
+        """At how many rows linears of the native kernels change to another; torch's choose by themselves."""
+        choice = choose(self.asked)
+        if choice.kind != NATIVE or choice.variant is None:
+            return None
+        from cardan_cpu.native_tuning import NativeTuner
+
+        return NativeTuner(device.name, choice.variant, self.threads or compute_threads(), self.activations)
+
+    def tuned(self, numbers: Mapping[str, int]) -> CpuPlatform:
+        """The platform with crossovers that were measured."""
+        chosen = copy.copy(self)
+        chosen.crossovers = dict(numbers)
+        return chosen
 
     def open(self, device: DeviceInfo, options: Mapping[str, Any]) -> OpsDevice:
         """Set up threads and open the device.
@@ -133,7 +159,8 @@ class CpuPlatform(Platform):
         if choice.kind == NATIVE:
             from cardan_cpu.native_device import NativeDevice
 
-            return NativeDevice(device, threads, activations=str(options.get("activations", ACTIVATIONS[0])))
+            activations = str(options.get("activations", ACTIVATIONS[0]))
+            return NativeDevice(device, threads, activations=activations, crossovers=self.crossovers)
         from cardan_cpu.device import CpuDevice
 
         return CpuDevice(device, threads)
@@ -142,6 +169,10 @@ class CpuPlatform(Platform):
 EXACT_PARAMETERS = 1_000_000_000
 """Largest model whose block formats give float32 activations by default: beyond, keys, values and, with torch, widened
 weights would take twice the bytes of bfloat16."""
+
+
+def _slower(native: Choice) -> str:
+    return f"torch's kernels compute, which are slower than the native ones: {native.reason}"
 
 
 def _untried(variant: str) -> str:

@@ -5,7 +5,7 @@ It knows no model.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -55,7 +55,12 @@ class NativeDevice(OpsDevice):
     """
 
     def __init__(
-        self, info: DeviceInfo, threads: int = 0, variant: str | None = None, activations: str = ACTIVATIONS[0]
+        self,
+        info: DeviceInfo,
+        threads: int = 0,
+        variant: str | None = None,
+        activations: str = ACTIVATIONS[0],
+        crossovers: Mapping[str, int] | None = None,
     ) -> None:
         """Load the kernels and start their threads.
 
@@ -64,6 +69,7 @@ class NativeDevice(OpsDevice):
             threads: compute threads; 0 chooses.
             variant: of the kernels; None takes the best that runs here, or the one that ``CARDAN_ISA`` names.
             activations: what they are rounded to where weights are quantized, a member of ``ACTIVATIONS``.
+            crossovers: numbers of rows at which linears change from one kernel to another, where they were measured.
         """
         self._info = info
         self._native = load(variant)
@@ -71,7 +77,7 @@ class NativeDevice(OpsDevice):
         self.threads = threads or compute_threads()
         self._native.set_threads(self.threads)
         self._ops = NativeOps(self._native)
-        self._linears = (NativeLinear(self._native, activations),)
+        self._linears = (NativeLinear(self._native, activations, crossovers),)
 
     @property
     def info(self) -> DeviceInfo:

@@ -5,7 +5,7 @@ It knows no format: which there are, how they lie in memory and how they are mul
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ from cardan.errors import UnsupportedError
 from cardan.platform import ActivationCodes, LinearMethod, LinearSpec, PackedWeight
 from cardan.quantization import FLOAT8_FORMATS, format_spec
 from cardan.types import Array, TensorView
+from cardan_cpu.native_crossovers import default_crossovers
 
 ROUNDINGS = ("float", "int16", "int8")
 """What activations are rounded to where weights are quantized, each 32 of them by their largest magnitude.
@@ -73,8 +74,15 @@ class NativeLinear(LinearMethod):
 
     name = "native"
 
-    def __init__(self, native: Any, activations: str = ACTIVATIONS[0]) -> None:
+    def __init__(
+        self, native: Any, activations: str = ACTIVATIONS[0], crossovers: Mapping[str, int] | None = None
+    ) -> None:
         """Take the kernels of a loaded variant.
+
+        Args:
+            native: the variant.
+            activations: a member of ``ACTIVATIONS``.
+            crossovers: numbers of rows at which kernels change, by name; others are those of the package.
 
         Raises:
             UnsupportedError: ``activations`` is none of ``ACTIVATIONS``.
@@ -84,6 +92,7 @@ class NativeLinear(LinearMethod):
         self._native = native
         self._formats = frozenset(native.packable_formats())
         self.activations = activations
+        self.crossovers = {**default_crossovers(native.VARIANT), **(crossovers or {})}
 
     @property
     def formats(self) -> frozenset[str]:
@@ -136,6 +145,7 @@ class NativeLinear(LinearMethod):
                 f"{spec.name} needs {spec.out_features} rows, but its tensors have {sum(rows)}. "
                 "Check the model's config."
             )
-        rounding = self.rounding(spec)
-        packed = self._native.pack_linear(formats[0], parts, rows, spec.in_features, spec.dtype, bias, rounding)
+        packed = self._native.pack_linear(
+            formats[0], parts, rows, spec.in_features, spec.dtype, bias, self.rounding(spec), self.crossovers
+        )
         return NativeWeight(self._native, packed)

@@ -29,6 +29,7 @@ COMMANDS = {
     "platforms": ("cardan.cli.planning:platforms", "List the platforms, or what one of them can do."),
     "bench": ("cardan.cli.benching:app", "Measure an engine, a server, or the scheduler alone."),
     "replay": ("cardan.cli.replaying:replay", "Send the requests of a crash dump to a server again."),
+    "tune": ("cardan.cli.tuning:tune", "Measure which kernels suit this processor, for later starts."),
     "conform": ("cardan.cli.conforming:conform", "Try a platform against float64 references."),
     "accuracy": ("cardan.cli.comparing:app", "Tell whether a model is the same on another platform."),
     "fetch": ("cardan.cli.planning:fetch", "Fetch a model ahead of its first use."),

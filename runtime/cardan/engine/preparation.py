@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
-from cardan.config import EngineConfig
+from cardan.config import EngineConfig, cache_dir
 from cardan.engine.extensions import apply_installed_plugins
 from cardan.engine.grammars import with_grammars
 from cardan.engine.model_files import open_model, open_weightless
@@ -22,6 +22,7 @@ from cardan.platform import Device, KVPool, LoadedModel, MemoryRequest, Model, P
 from cardan.platform.discovery import choose_platform, platforms_claiming
 from cardan.platform.refusals import main_format, parse_options
 from cardan.platform.resolve import platform_facts, resolve
+from cardan.platform.tuned_tables import tuned_platform
 from cardan.runner import open_device
 from cardan.scheduler import SchedulerSettings
 from cardan.scheduler.settings import check_policies
@@ -119,6 +120,8 @@ def open_and_resolve(config: EngineConfig, progress: Progress = _silent, platfor
     platform = platform or choose_platform(config.platform.platform, options=config.platform.options)
     platform = platform.configured(parse_options(config.platform.options, platform.options(), platform.name))
     device = platform.devices()[0]
+    tuning = tuned_platform(platform, device, cache_dir())
+    platform = tuning.platform
     if config.model.random_weights is not None or not platform.reads_weights:
         checkpoint, model = _without_weights(config, platform.reads_weights, progress)
     else:
@@ -132,7 +135,7 @@ def open_and_resolve(config: EngineConfig, progress: Progress = _silent, platfor
     plan = with_sampling_defaults(
         plan, config.model.sampling_defaults, checkpoint.generation_config, facts.capabilities
     )
-    plan = with_grammars(plan, config.grammar, facts.capabilities)
+    plan = tuning.shown_in(with_grammars(plan, config.grammar, facts.capabilities))
     return Opened(checkpoint=checkpoint, model=model, platform=platform, plan=plan)
 
 

@@ -48,6 +48,7 @@ from cardan.platform.ops_device import (
     Recording,
 )
 from cardan.platform.plan import FormatPlan, Plan, Setting, SettingSource
+from cardan.platform.tuning import Tunable, TunedLinear, Tuner, TuningProgress
 
 __all__ = [
     "PLATFORM_API",
@@ -98,5 +99,9 @@ __all__ = [
     "Source",
     "Step",
     "Support",
+    "Tunable",
+    "TunedLinear",
+    "Tuner",
+    "TuningProgress",
     "host_memory",
 ]

@@ -14,6 +14,7 @@ from cardan.platform.capabilities import Capabilities
 from cardan.platform.device import Device, DeviceInfo
 from cardan.platform.model import ModelFacts
 from cardan.platform.ops_device import OpsDevice
+from cardan.platform.tuning import Tuner
 
 PLATFORM_API = 1
 """Version of everything exported by ``cardan.platform`` and ``cardan.ops``."""
@@ -101,6 +102,17 @@ class Platform(abc.ABC):
     def recommend(self, facts: ModelFacts, device: DeviceInfo) -> Mapping[str, Recommendation]:
         """Values for neutral settings, such as ``chunked_prefill_size``, ``page_size`` and ``dtype``."""
         return {}
+
+    def tuner(self, device: DeviceInfo) -> Tuner | None:
+        """What of the kernels ``cardan tune`` can measure on a device; None where nothing can be tuned."""
+        return None
+
+    def tuned(self, numbers: Mapping[str, int]) -> Platform:
+        """The platform whose devices choose by numbers that were measured, by name; those not given keep their default.
+
+        It is called with numbers that ``tuner`` has, within their bounds, and only where there is a tuner.
+        """
+        return self
 
     @abc.abstractmethod
     def open(self, device: DeviceInfo, options: Mapping[str, Any]) -> Device | OpsDevice:

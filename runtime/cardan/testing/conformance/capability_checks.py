@@ -35,6 +35,8 @@ def checks(subject: Subject) -> Iterator[Check]:
     yield _check("types-and-pages-are-named", _run_families)
     yield _check("recommendations-may-be-made", _run_recommendations)
     yield _check("options-are-well-formed", _run_options)
+    if subject.platform.tuner(subject.info) is not None:
+        yield _check("tuning-is-well-formed", _run_tuning)
     for feature in subject.capabilities.features:
         family, _, member = str(feature).partition(":")
         if member and family in FAMILIES and _needs_implementation(subject, family, str(feature)):
@@ -104,6 +106,26 @@ def _run_options(subject: Subject) -> None:
         right = isinstance(spec.default, spec.kind) and (not spec.choices or spec.default in spec.choices)
         expect(right, f"option {spec.name}: the default {spec.default!r} is no {spec.kind.__name__} among its choices")
         expect(bool(spec.help), f"option {spec.name} has no help")
+
+
+def _run_tuning(subject: Subject) -> None:
+    tuner = subject.platform.tuner(subject.info)
+    assert tuner is not None
+    named = bool(tuner.processor.strip()) and bool(tuner.kernels.strip())
+    expect(named, "the tuner does not say for which processor and kernels measurements hold")
+    tunables = tuner.tunables()
+    names = [tunable.name for tunable in tunables]
+    expect(bool(names) and len(set(names)) == len(names), f"tunables are {names}, expected some, each name once")
+    for tunable in tunables:
+        bounds = f"{tunable.least} to {tunable.most}"
+        expect(
+            tunable.least <= tunable.default <= tunable.most,
+            f"tunable {tunable.name}: the default {tunable.default} is not within {bounds}",
+        )
+        expect(bool(tunable.help), f"tunable {tunable.name} has no help")
+    tuned = subject.platform.tuned({tunable.name: tunable.default for tunable in tunables})
+    expect(tuned is not subject.platform, "tuned() returns the platform itself, so that no table has an effect")
+    expect(tuned.name == subject.platform.name, f"tuned() returns another platform, {tuned.name}")
 
 
 def _run_claim(subject: Subject, family: str, member: str) -> None:
