@@ -447,3 +447,25 @@ def test_resolve_is_pure(asked: EngineConfig, pages: tuple[int, ...], fmt: str) 
         if "max_total_tokens" in first.settings:
             assert first.value("max_total_tokens") % first.page_size == 0
             assert first.max_running_requests * first.page_size <= first.value("max_total_tokens")
+
+
+FLOAT8 = {"kv_dtype:fp8_e4m3": NATIVE, "kv_dtype:fp8_e5m2": NATIVE}
+
+
+@pytest.mark.parametrize(("dtype", "largest"), [("fp8_e4m3", "448"), ("fp8_e5m2", "57344")])
+def test_keys_and_values_of_8_bits_without_scales_are_warned_of(dtype: str, largest: str) -> None:
+    asked = config(p={"kv_cache_dtype": dtype})
+    layers = (layer(k_scale=0.5, v_scale=0.25), layer(index=1), layer(index=2))
+    (note,) = plan(asked, model(layers=layers), platform(FLOAT8)).notes
+    assert f"become {dtype} with the scale 1.0 in 2 of 3 layers" in note
+    assert f"larger ones than {largest} are cut" in note
+    assert plan(asked, model(layers=layers[:1]), platform(FLOAT8)).notes == ()
+
+
+def test_scales_that_nothing_uses_are_named_with_what_would_use_them() -> None:
+    scaled = model(layers=(layer(v_scale=0.25),))
+    (note,) = plan(facts=scaled, on=platform(FLOAT8)).notes
+    assert "are for floats of 8 bits, and bfloat16 needs none; --kv-cache-dtype fp8_e4m3 uses them" in note
+    (note,) = plan(facts=scaled).notes
+    assert note.endswith("bfloat16 needs none")
+    assert plan(facts=model()).notes == ()

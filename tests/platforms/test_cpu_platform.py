@@ -347,12 +347,17 @@ def test_a_plan_is_about_the_kernels_that_were_asked_for(tmp_path: Path, kernels
     assert plan.platform_options["kernels"] == kernels
 
 
-@pytest.mark.parametrize("dtype", ["fp8_e4m3", "fp8_e5m2", "int8"])
-def test_keys_and_values_of_eight_bits_need_the_native_kernels(dtype: str) -> None:
-    lacks = platform.configured(WITH_TORCH).capabilities(platform.devices()[0]).get(f"kv_dtype:{dtype}")
+def test_codes_with_a_scale_for_each_head_need_the_native_kernels() -> None:
+    lacks = platform.configured(WITH_TORCH).capabilities(platform.devices()[0]).get("kv_dtype:int8")
     assert lacks.support is Support.UNSUPPORTED
-    assert "would widen the whole pool" in lacks.reason
+    assert "reads no scale for each token and head" in lacks.reason
     assert "kernels=native" in lacks.alternative
     if choose("native").kind is not None:
         there = platform.configured({"kernels": "native"}).capabilities(platform.devices()[0])
-        assert there.supports(f"kv_dtype:{dtype}")
+        assert there.supports("kv_dtype:int8")
+
+
+@pytest.mark.parametrize("dtype", ["fp8_e4m3", "fp8_e5m2"])
+@pytest.mark.parametrize("kernels", [kind for kind in (NATIVE, TORCH) if choose(kind).kind is not None])
+def test_floats_of_8_bits_hold_keys_and_values_with_either_kernels(kernels: str, dtype: str) -> None:
+    assert platform.configured({"kernels": kernels}).capabilities(platform.devices()[0]).supports(f"kv_dtype:{dtype}")

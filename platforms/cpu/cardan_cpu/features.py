@@ -18,11 +18,11 @@ AFFINE_FORMATS = tuple(
     f"AFFINE{bits}_{group}_{scale}" for bits in (4, 8) for group in (32, 64, 128) for scale in ("F16", "BF16", "F32")
 )
 DTYPES = ("bfloat16", "float32", "float16")
-CODED_KV = ("fp8_e4m3", "fp8_e5m2", "int8")
-NO_CODED_KV = Capability(
+FLOAT8_KV = ("fp8_e4m3", "fp8_e5m2")
+NO_INT8_KV = Capability(
     Support.UNSUPPORTED,
-    "torch's attention would widen the whole pool in every step",
-    alternative="Pass --platform-option kernels=native, or --kv-cache-dtype bfloat16",
+    "torch's attention reads no scale for each token and head",
+    alternative="Pass --platform-option kernels=native, or --kv-cache-dtype fp8_e4m3",
 )
 
 
@@ -48,7 +48,10 @@ def torch_features(host: Host) -> dict[str, Capability]:
         Feature.ATTENTION_SOFTCAP: _native("scores written out in float32, a bounded block at a time"),
         Feature.ATTENTION_SINKS: _native("scores written out in float32, a bounded block at a time"),
         **_of_every_kind(),
+        "kv_dtype:int8": NO_INT8_KV,
     }
+    for dtype in FLOAT8_KV:
+        features[f"kv_dtype:{dtype}"] = _emulated("rounded as they are written, widened as they are gathered")
     for fmt in DENSE_FORMATS:
         features[f"weights:{fmt}"] = _native("converted to the type of the activations")
     for fmt in BLOCK_FORMATS:
@@ -106,6 +109,7 @@ def _of_every_kind() -> dict[str, Capability]:
         Feature.SAMPLING: _native("on the device"),
         Feature.PENALTIES: _native("counts on the device for rows that ask"),
         Feature.LOGIT_BIAS: _native("on the device"),
+        Feature.HOST_LOGITS: _native("copied to the host and back, for rows whose processor asks"),
         Feature.LOGPROBS: _native("of the model's own logits"),
         Feature.PROMPT_LOGPROBS: _native("of the model's own logits, in blocks"),
         Feature.GRAMMAR_MASK: _native("packed masks"),
@@ -124,6 +128,4 @@ def _of_every_kind() -> dict[str, Capability]:
     }
     for dtype in DTYPES:
         features[f"kv_dtype:{dtype}"] = _native("one tensor per layer")
-    for dtype in CODED_KV:
-        features[f"kv_dtype:{dtype}"] = NO_CODED_KV
     return features

@@ -6,6 +6,8 @@ no score matrix; the others materialise scores in float32, a bounded block of qu
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch.nn import functional
 
@@ -37,10 +39,14 @@ class TorchAttention(AttentionBackend):
         sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """See ``AttentionBackend.forward``."""
-        keys, values = self.pool.keys[layer.index], self.pool.values[layer.index]
-        out_slots = plan.out_slots[layer.group]
-        keys.index_copy_(0, out_slots, k.to(keys.dtype))
-        values.index_copy_(0, out_slots, v.to(values.dtype))
+        self.pool.write(k, v, layer, plan.out_slots[layer.group])
+        if not self.pool.is_float8:
+            return self._attend_kept(q, layer, plan, sinks)
+        out = self._attend_kept(q, replace(layer, scale=layer.scale * layer.k_scale), plan, sinks)
+        return out if layer.v_scale == 1.0 else out.mul_(layer.v_scale)
+
+    def _attend_kept(self, q: torch.Tensor, layer: LayerKV, plan: StepPlan, sinks: torch.Tensor | None) -> torch.Tensor:
+        """Attend to what the pool keeps, as it is kept."""
         materialise = layer.softcap is not None or sinks is not None
         parts = plan.for_layer(layer.group, layer.window, layer.q_heads if materialise else 0)
         only = parts.decode[0] if len(parts.decode) == 1 else None
@@ -54,16 +60,10 @@ class TorchAttention(AttentionBackend):
             self._extend(q, layer, row, sinks, out)
         return out
 
-    def _gather(self, layer: LayerKV, slots: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys and values of ``slots`` in the type of the queries: ``[n, kv_heads, dim]``."""
-        keys = self.pool.keys[layer.index].index_select(0, slots)
-        values = self.pool.values[layer.index].index_select(0, slots)
-        return keys.to(dtype), values.to(dtype)
-
     def _decode(self, q: torch.Tensor, layer: LayerKV, group: DecodeGroup, sinks: torch.Tensor | None) -> torch.Tensor:
         """One query a row. The query heads that share a key head stand as its queries, so no key is repeated."""
         rows = q.shape[0]
-        keys, values = self._gather(layer, group.slots, q.dtype)
+        keys, values = self.pool.gather(layer, group.slots, q.dtype)
         keys = keys.view(rows, group.width, layer.kv_heads, layer.k_dim).transpose(1, 2)
         values = values.view(rows, group.width, layer.kv_heads, layer.v_dim).transpose(1, 2)
         shared = layer.q_heads // layer.kv_heads
@@ -79,7 +79,7 @@ class TorchAttention(AttentionBackend):
     def _extend(
         self, q: torch.Tensor, layer: LayerKV, row: ExtendRow, sinks: torch.Tensor | None, out: torch.Tensor
     ) -> None:
-        keys, values = (x.transpose(0, 1)[None] for x in self._gather(layer, row.slots, q.dtype))
+        keys, values = (x.transpose(0, 1)[None] for x in self.pool.gather(layer, row.slots, q.dtype))
         for block in row.blocks:
             queries = q[block.start : block.stop].transpose(0, 1)[None]
             seen = slice(block.first_key, block.last_key)

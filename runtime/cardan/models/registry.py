@@ -6,10 +6,12 @@ It knows no platform and reads no data.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 from cardan.errors import ConfigError, ModelConfigError, UnsupportedModelError
 from cardan.models.decoder import DecoderModel
+from cardan.models.fields import ConfigFields
 from cardan.models.gemma import gemma2, gemma3, gemma3_wrapped
 from cardan.models.granite import granite
 from cardan.models.llama import llama, mistral
@@ -17,7 +19,7 @@ from cardan.models.olmo2 import olmo2
 from cardan.models.parameters import TensorInfo
 from cardan.models.phi3 import phi3
 from cardan.models.qwen import qwen2, qwen3
-from cardan.models.spec import DecoderSpec
+from cardan.models.spec import DecoderSpec, kv_scales
 from cardan.platform import Model
 
 ModelBuilder: TypeAlias = Callable[[Mapping[str, Any], str, TensorInfo | None], Model]
@@ -26,7 +28,9 @@ ModelBuilder: TypeAlias = Callable[[Mapping[str, Any], str, TensorInfo | None], 
 
 def _decoder(describe: Callable[[Mapping[str, Any]], DecoderSpec]) -> ModelBuilder:
     def build(config: Mapping[str, Any], name: str, tensors: TensorInfo | None) -> Model:
-        return DecoderModel(describe(config), config, name, tensors)
+        spec = describe(config)
+        scaled = replace(spec, kv_scales=kv_scales(ConfigFields(config), spec.sizes))
+        return DecoderModel(scaled, config, name, tensors)
 
     return build
 

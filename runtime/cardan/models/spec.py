@@ -162,6 +162,7 @@ class DecoderSpec:
         tied: whether the head is the embedding; None: where the checkpoint has no head of its own.
         prefixes: what the names of the tensors may begin with, the likeliest first.
         head_names: what the head's tensor may be called, the likeliest first.
+        kv_scales: of keys and of values for each layer, as floats of 8 bits keep them; empty for 1 everywhere.
     """
 
     family: str
@@ -187,10 +188,12 @@ class DecoderSpec:
     tied: bool | None
     prefixes: tuple[str, ...] = ("model.",)
     head_names: tuple[str, ...] = ("lm_head.weight",)
+    kv_scales: tuple[tuple[float, float], ...] = ()
 
     def layer_kv(self, index: int) -> LayerKV:
         """What an attention backend must know of a layer."""
         layer = self.layers[index]
+        k_scale, v_scale = self.kv_scales[index] if self.kv_scales else (1.0, 1.0)
         return LayerKV(
             index=index,
             kind=KVKind.FULL if layer.window is None else KVKind.SLIDING,
@@ -202,7 +205,27 @@ class DecoderSpec:
             window=layer.window,
             softcap=self.attention_softcap,
             rope_id=layer.rope_id,
+            k_scale=k_scale,
+            v_scale=v_scale,
         )
+
+
+def kv_scales(fields: ConfigFields, sizes: DecoderSizes) -> tuple[tuple[float, float], ...]:
+    """Scales of keys and values of each layer by the config's ``cardan_kv_scales``, 1 where it has none; else nothing.
+
+    Raises:
+        ModelConfigError: those of a layer are not two numbers above 0.
+    """
+    group = fields.fields("cardan_kv_scales")
+    if group is None:
+        return ()
+    found: list[tuple[float, float]] = []
+    for name in map(str, range(sizes.layers)):
+        k_scale, v_scale = group.numbers(name, 2) if group.has(name) else (1.0, 1.0)
+        if not min(k_scale, v_scale) > 0:
+            group.refuse(name, "two numbers above 0")
+        found.append((k_scale, v_scale))
+    return tuple(found)
 
 
 def rope_reader(fields: ConfigFields, sizes: DecoderSizes) -> RopeReader:

@@ -5,7 +5,7 @@ It is pure: it reads nothing but its arguments, starts nothing and touches no de
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -49,6 +49,9 @@ DEFAULT_ROWS = 64
 
 MIN_TOKENS = 7
 """Least context and pool in which a request of one token is admitted (limits of one request: ``n - 1 - 5``)."""
+
+KV_LARGEST: Mapping[str, float] = {"fp8_e4m3": 448.0, "fp8_e5m2": 57344.0}
+"""Largest value of the KV types whose elements are floats of 8 bits, which a layer's scales are for."""
 
 LARGE_PAGE = 64
 """From this page size on the plan warns that only whole pages of a prefix are shared."""
@@ -426,4 +429,24 @@ def _notes(inputs: _Inputs, settings: Mapping[str, Setting]) -> tuple[str, ...]:
     page = settings["page_size"].value
     if page >= LARGE_PAGE and settings["radix_cache"].value:
         notes.append(f"prefixes are shared in whole pages of {page} tokens; shorter ones are computed again")
+    notes.extend(_scale_notes(inputs, settings["kv_cache_dtype"].value))
     return tuple(notes)
+
+
+def _scale_notes(inputs: _Inputs, kv_dtype: str) -> Iterator[str]:
+    """What is to be known of a checkpoint's scales of keys and values: where they lack, and where nothing uses them."""
+    layers = inputs.model.layers
+    scaled = sum((layer.k_scale, layer.v_scale) != (1.0, 1.0) for layer in layers)
+    if kv_dtype not in KV_LARGEST:
+        usable = [name for name in KV_LARGEST if name in inputs.capabilities.family("kv_dtype")]
+        if scaled:
+            hint = f"; --kv-cache-dtype {usable[0]} uses them" if usable else ""
+            yield (
+                f"the checkpoint's scales of keys and values are for floats of 8 bits, and {kv_dtype} needs none{hint}"
+            )
+    elif scaled < len(layers):
+        yield (
+            f"keys and values become {kv_dtype} with the scale 1.0 in {len(layers) - scaled} of {len(layers)} layers, "
+            f"since the checkpoint brings no other: larger ones than {KV_LARGEST[kv_dtype]:g} are cut, small ones "
+            "rounded off, and answers may get worse"
+        )

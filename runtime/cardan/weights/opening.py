@@ -6,6 +6,7 @@ It knows no model and no device.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeAlias
 
@@ -16,6 +17,7 @@ from cardan.weights.checkpoint import ModelDescription, NoTensors, OpenedCheckpo
 from cardan.weights.folder import WeightFiles, check_whole, find_weights, read_config, read_generation_config
 from cardan.weights.gguf import GgufStore, architecture_of, gguf_config, read_header, read_rope_factors
 from cardan.weights.kinds import CONVERT_PICKLE, PICKLE_SUFFIXES, FileKind, check_kind, file_kind
+from cardan.weights.kv_scales import WithoutScales, read_kv_scales
 from cardan.weights.locate import Located, locate_model, locate_tokenizer
 from cardan.weights.mapped_file import MappedFile
 from cardan.weights.quantized import names_of, quantization_settings, quantized_store
@@ -117,14 +119,18 @@ def _open_safetensors(located: Located, files: WeightFiles, tokenizer: Tokenizer
 
 
 def _put_together(description: ModelDescription, store: TensorStore, folder: Path) -> OpenedCheckpoint:
-    """The checkpoint over a store, the tensors of quantized linears put together."""
+    """The checkpoint over a store, the tensors of quantized linears put together, scales of keys and values read."""
+    scales = read_kv_scales(store)
+    if scales.names:
+        store = WithoutScales(store, scales)
+        description = replace(description, config={**description.config, **scales.config})
     if has_affine_groups(description.config):
-        return OpenedCheckpoint(description, AffineStore(store, description.config))
+        return OpenedCheckpoint(description, AffineStore(store, description.config), scales.notes)
     settings = quantization_settings(folder, description.config)
     if settings is None:
-        return OpenedCheckpoint(description, store)
+        return OpenedCheckpoint(description, store, scales.notes)
     quantized = quantized_store(store, settings)
-    return OpenedCheckpoint(description, quantized, quantized.notes, names_of(settings))
+    return OpenedCheckpoint(description, quantized, (*quantized.notes, *scales.notes), names_of(settings))
 
 
 def _describe_folder(located: Located, folder: Path, tokenizer: TokenizerSource | None) -> ModelDescription:

@@ -55,7 +55,7 @@ class Case:
     Attributes:
         mode: what the rows do.
         rows: the sequences.
-        layer: the layer that attends.
+        layer: the layer that attends; its keys and values are as large as its scales of them say.
         dtype: type of queries, keys and values.
         kv_dtype: element type of the pool.
         page: tokens per page.
@@ -152,11 +152,11 @@ class AttentionBench:
             slots = mine[:, :, None] * case.page + np.arange(case.page, dtype=np.int32)
             slots = slots.reshape(len(mine), -1)[:, : row.length]
             q, k, v = (
-                rng.normal(size=(row.length, heads, dim))
-                for heads, dim in (
-                    (layer.q_heads, layer.k_dim),
-                    (layer.kv_heads, layer.k_dim),
-                    (layer.kv_heads, layer.v_dim),
+                size * rng.normal(size=(row.length, heads, dim))
+                for heads, dim, size in (
+                    (layer.q_heads, layer.k_dim, 1.0),
+                    (layer.kv_heads, layer.k_dim, layer.k_scale),
+                    (layer.kv_heads, layer.v_dim, layer.v_scale),
                 )
             )
             k, v = round_to(k, narrow), round_to(v, narrow)

@@ -37,7 +37,7 @@ def attention_bound(
     times the query come to, and a result by the half steps of its values, weighed by the shares as they then are.
     """
     dtype, kv_dtype = (dtypes, dtypes) if isinstance(dtypes, str) else dtypes
-    keys_off, values_off = kept_off(k, kv_dtype), kept_off(v, kv_dtype)
+    keys_off, values_off = kept_off(k, kv_dtype, layer.k_scale), kept_off(v, kv_dtype, layer.v_scale)
     shared = layer.q_heads // layer.kv_heads
     narrow = ROUNDOFF[dtype] if dtype != "float32" else 0.0
     sums = gamma(layer.k_dim, exact.scores.size) + PRODUCT_ROUNDINGS * FLOAT32

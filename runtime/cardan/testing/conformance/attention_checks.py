@@ -45,8 +45,11 @@ KINDS: Mapping[str, dict[str, Any]] = {
     "sinks": {"sinks": True},
 }
 QUICK_KINDS = ("grouped", "one-key-head", "eight-to-one", "window", "softcap-window", "sinks")
+SCALED: Mapping[str, Any] = {"scale": 0.25 / 5e4, "k_scale": 5e4, "v_scale": 3e-7}
+"""Keys larger than floats of 8 bits get, and values smaller, but for the layer's scales of them."""
 NARROW_KINDS = ("grouped", "softcap-window")
-CODED_KINDS = ("grouped", "heads-of-80", "softcap-window", "sinks")
+CODED_KINDS = ("grouped", "heads-of-80", "softcap-window", "sinks", "scaled")
+QUICK_CODED_KINDS = ("grouped", "scaled")
 
 
 def make_layer(**changes: Any) -> LayerKV:
@@ -87,11 +90,14 @@ def _narrow_checks(subject: Subject, backend: str) -> Iterator[Check]:
     for kv_dtype in subject.dtypes("kv_dtype"):
         for batch in ("decode", "prefill"):
             yield _check(backend, f"{batch}-over-{kv_dtype}-kv", {"batch": batch, "kv_dtype": kv_dtype})
+    if any(kv_dtype in CODED for kv_dtype in subject.capabilities.family("kv_dtype")):
+        # scales are for floats of 8 bits alone
+        yield _check(backend, f"decode-scaled-over-{subject.best_kv_dtype}-kv", {"batch": "decode", "kind": "scaled"})
 
 
 def _coded_checks(subject: Subject, backend: str, kv_dtype: str) -> Iterator[Check]:
     """A pool that keeps less than was written, within half a step of each value."""
-    for kind in ("grouped",) if subject.quick else CODED_KINDS:
+    for kind in QUICK_CODED_KINDS if subject.quick else CODED_KINDS:
         for batch in BATCHES:
             settings = {"batch": batch, "kind": kind, "kv_dtype": kv_dtype}
             yield _check(backend, f"{batch}-{kind}-over-{kv_dtype}-kv", settings)
@@ -132,7 +138,8 @@ def _needs(subject: Subject, layer: LayerKV, mode: ForwardMode) -> None:
 
 def _run(subject: Subject, backend: str, settings: dict[str, Any]) -> None:
     mode, rows = BATCHES[settings["batch"]]
-    layer = make_layer(**KINDS[settings.get("kind", "grouped")])
+    kind = settings.get("kind", "grouped")
+    layer = make_layer(**(SCALED if kind == "scaled" else KINDS[kind]))
     try_case(subject, backend, mode, rows, layer, **{k: v for k, v in settings.items() if k not in ("batch", "kind")})
 
 

@@ -23,17 +23,18 @@ CODED = ("int8", *FRACTION_BITS)
 """KV types that keep less than any type of activations."""
 
 
-def kept_off(values: NumpyArray, kv_dtype: str) -> NumpyArray:
+def kept_off(values: NumpyArray, kv_dtype: str, scale: float = 1.0) -> NumpyArray:
     """How far each of ``values: [tokens, heads, dim]`` may be off once it was kept; 0 for types that keep it.
 
-    Floats must be small enough for the type. The quotients that become codes of int8 are off by two roundings of
-    float32, and so is what comes back.
+    Floats of 8 bits hold values divided by ``scale``, which must be small enough for the type; a quotient by another
+    scale than 1 is off by two roundings of float32, and so is what comes back. That holds for the quotients too that
+    become codes of int8, which have scales of their own.
     """
     sizes = np.abs(values)
     if kv_dtype in FRACTION_BITS:
-        exponents = np.floor(np.log2(np.maximum(sizes, 2.0 ** LEAST_EXPONENT[kv_dtype])))
+        exponents = np.floor(np.log2(np.maximum(sizes / scale, 2.0 ** LEAST_EXPONENT[kv_dtype])))
         half: NumpyArray = np.exp2(exponents - FRACTION_BITS[kv_dtype] - 1)
-        return half
+        return half if scale == 1.0 else scale * half + 4 * ROUNDOFF["float32"] * sizes
     if kv_dtype == "int8":
         largest = sizes.max(axis=-1, keepdims=True)
         steps: NumpyArray = np.broadcast_to(largest * (0.5 / LARGEST_CODE + 4 * ROUNDOFF["float32"]), sizes.shape)
