@@ -34,7 +34,17 @@ def test_record_and_compare(model: Path, tmp_path: Path, capsys: pytest.CaptureF
     prompts, golden, numbers, page = (tmp_path / name for name in ("p.json", "g.cardan", "n.json", "n.html"))
     prompts.write_text(json.dumps([{**text, "text": text["text"].upper()} for text in TEXTS]))
     flags = ["--model", str(model), "--platform", "mlx", "--max-total-tokens", "500", "--chunked-prefill-size", "8"]
-    asked = ["accuracy", "record", *flags, "--out", str(golden), "--prompts", str(prompts), "--no-noise"]
+    asked = [
+        "accuracy",
+        "record",
+        *flags,
+        "--out",
+        str(golden),
+        "--prompts",
+        str(prompts),
+        "--no-noise",
+        "--no-semantics",
+    ]
     assert app.run(asked) == 0
     shown = capsys.readouterr().out
     assert "positions of 2 prompts, top 64" in shown

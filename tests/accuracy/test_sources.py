@@ -115,7 +115,7 @@ def model(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_llama
 
 
-WANTED = Wanted(texts=(Text(name="a", text="SOME TEXT"),), top=8, noise=False)
+WANTED = Wanted(texts=(Text(name="a", text="SOME TEXT"),), top=8, noise=False, semantics=False)
 
 
 def _form(tokens: list[int], logprobs: np.ndarray, own: list[int]) -> dict[str, Any]:

@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from cardan.accuracy.answers import Answer, failures, read_answers
+from cardan.accuracy.attributed import Attribution
 from cardan.accuracy.divergence import Flip, agreement, first_flip, kl, margins
 from cardan.accuracy.fingerprints import Difference, compare_fingerprints
 from cardan.accuracy.golden import Golden, Recorded
@@ -105,6 +107,21 @@ class CaseResult:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Meaning:
+    """One request parameter on both sides.
+
+    Attributes:
+        name: of the parameter.
+        ours: what the first side makes of it; None where that is not known.
+        theirs: the same of the second.
+    """
+
+    name: str
+    ours: Answer | None
+    theirs: Answer | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
     """Everything that two records say of each other.
 
@@ -120,7 +137,9 @@ class Comparison:
         perplexities: of both.
         cases: one by one.
         layer_errors: relative error of each tapped result, in order; empty where a side has none.
+        semantics: request parameters on both sides; empty where neither says anything of them.
         judgement: the verdict.
+        attribution: what carries the difference, where that was looked for.
     """
 
     ours: str
@@ -134,7 +153,9 @@ class Comparison:
     perplexities: Perplexities
     cases: tuple[CaseResult, ...]
     layer_errors: dict[str, float]
+    semantics: tuple[Meaning, ...]
     judgement: Judgement
+    attribution: Attribution | None = None
 
     def to_json(self) -> dict[str, Any]:
         """As plain values; no number is infinite."""
@@ -185,7 +206,10 @@ def compare(ours: Golden, theirs: Golden) -> Comparison:
         perplexities=perplexities,
         cases=cases,
         layer_errors=_layer_errors(ours, theirs),
-        judgement=judge(measured, differences, band, ours.fingerprint, theirs.fingerprint),
+        semantics=_meanings(ours, theirs),
+        judgement=judge(
+            measured, differences, band, (ours.fingerprint, theirs.fingerprint), _unheeded(ours) + _unheeded(theirs)
+        ),
     )
 
 
@@ -263,6 +287,15 @@ def _where(cases: Sequence[CaseResult]) -> str:
 def _largest_flip(cases: Sequence[CaseResult]) -> tuple[float, str] | None:
     flips = [(case.flip.least_margin, f"token {case.flip.at} after {case.name!r}") for case in cases if case.flip]
     return max(flips, default=None)
+
+
+def _meanings(ours: Golden, theirs: Golden) -> tuple[Meaning, ...]:
+    a, b = (read_answers(side.semantics) for side in (ours, theirs))
+    return tuple(Meaning(name=name, ours=a.get(name), theirs=b.get(name)) for name in dict.fromkeys((*a, *b)))
+
+
+def _unheeded(side: Golden) -> list[str]:
+    return failures(read_answers(side.semantics), side.fingerprint.platform)
 
 
 def _layer_errors(ours: Golden, theirs: Golden) -> dict[str, float]:

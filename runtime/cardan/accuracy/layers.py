@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
 from cardan.accuracy.cases import Case
 from cardan.accuracy.golden import LayerPrints
 from cardan.accuracy.session import Session, Way
-from cardan.accuracy.watching import Call
+from cardan.accuracy.watching import Call, Listener
 from cardan.types import Float32Array
 
 PROJECTIONS = 4
@@ -53,15 +54,20 @@ class Collector:
     """Listens to a model that runs one sequence at a time.
 
     Attributes:
+        before: a listener that sees each call first, and whose results are taken.
         results: tapped results by name, in pieces as steps gave them.
     """
 
+    before: Listener | None = None
     results: dict[str, list[Float32Array]] = field(default_factory=dict)
 
-    def __call__(self, call: Call) -> None:
+    def __call__(self, call: Call) -> Any:
         """Take a result."""
+        other = None if self.before is None else self.before(call)
         if is_tap(call):
-            self.results.setdefault(call.key, []).append(result_of(call))
+            seen = call if other is None else replace(call, result=other)
+            self.results.setdefault(call.key, []).append(result_of(seen))
+        return other
 
     def take(self) -> dict[str, Float32Array]:
         """Whole results ``[tokens, width]`` since the last call."""
@@ -70,13 +76,20 @@ class Collector:
         return found
 
 
-def layer_results(session: Session, cases: Sequence[Case]) -> list[dict[str, Float32Array]]:
+def layer_results(
+    session: Session, cases: Sequence[Case], before: Listener | None = None
+) -> list[dict[str, Float32Array]]:
     """What every tap gave along each sequence, ``[tokens, width]`` float32; the last token runs through no layer.
+
+    Args:
+        session: that runs.
+        cases: the sequences.
+        before: a listener that sees each call first, and may change its result.
 
     Raises:
         UnsupportedError: the device shows nothing of its models.
     """
-    collector = Collector()
+    collector = Collector(before)
     found = []
     with session.run(ONE_BY_ONE, collector) as run:
         for case in cases:
@@ -108,6 +121,15 @@ def prints_of(results: Sequence[dict[str, Float32Array]], num_positions: int) ->
         projections=np.concatenate(projections).astype(np.float32),
         seed=SEED,
     )
+
+
+def moved(a: Sequence[dict[str, Float32Array]], b: Sequence[dict[str, Float32Array]]) -> dict[str, float]:
+    """Relative error of each tap between whole results of the same sequences."""
+    found = {}
+    for tap in a[0]:
+        ours, theirs = (np.concatenate([result[tap] for result in side]).astype(np.float64) for side in (a, b))
+        found[tap] = float(np.sqrt(((ours - theirs) ** 2).mean() / max((ours**2).mean(), 1e-30)))
+    return found
 
 
 def layer_errors(a: LayerPrints, b: LayerPrints) -> dict[str, float]:

@@ -14,6 +14,7 @@ from cardan.accuracy.fingerprints import fingerprint
 from cardan.accuracy.golden import Golden, LayerPrints, Recorded
 from cardan.accuracy.layers import layer_results, prints_of
 from cardan.accuracy.noise import noise_floor
+from cardan.accuracy.semantics import measure
 from cardan.accuracy.session import Progress, Run, Session
 from cardan.accuracy.watching import watch
 from cardan.config import EngineConfig
@@ -40,6 +41,7 @@ class Wanted:
         whole: taps whose whole results are kept.
         noise: whether the noise floor is measured.
         greedy: whether free texts are generated.
+        semantics: whether request parameters are tried.
     """
 
     texts: tuple[Text, ...] = field(default_factory=bundled_texts)
@@ -50,6 +52,7 @@ class Wanted:
     whole: tuple[str, ...] = ()
     noise: bool = True
     greedy: bool = True
+    semantics: bool = True
 
     def __post_init__(self) -> None:
         if not 1 <= self.top <= MOST_TOP:
@@ -138,7 +141,15 @@ def record_session(
         )
         for case, score, free in zip(cases, scores, greedy, strict=True)
     )
-    return Golden(fingerprint=made_by, cases=recorded, layers=layers, whole=whole, noise=noise, notes=notes)
+    return Golden(
+        fingerprint=made_by,
+        cases=recorded,
+        layers=layers,
+        whole=whole,
+        noise=noise,
+        semantics=measure(session, progress) if wanted.semantics else {},
+        notes=notes,
+    )
 
 
 def text_of(tokenizer: Tokenizer | None, ids: Sequence[int]) -> str:

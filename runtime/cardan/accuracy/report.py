@@ -10,7 +10,9 @@ import math
 from collections.abc import Iterable, Sequence
 
 from cardan import __version__
-from cardan.accuracy.comparison import CaseResult, Comparison, Divergence
+from cardan.accuracy.answers import Answer
+from cardan.accuracy.attributed import Attribution
+from cardan.accuracy.comparison import CaseResult, Comparison, Divergence, Meaning
 from cardan.accuracy.plots import Axis, bars, dots, log_axis
 from cardan.accuracy.statistics import Estimate
 from cardan.accuracy.verdict import Verdict
@@ -49,8 +51,10 @@ def render(compared: Comparison) -> str:
         f"</ul><p class='dim'>Noise floor {html.escape(judgement.band_from)}: mean KL {judgement.band['mean']:.2g}, "
         f"p99 {judgement.band['p99']:.2g}, largest {judgement.band['max']:.2g}; a logprob moves by "
         f"{judgement.band['moves']:.2g} at most.</p>",
+        _attribution(compared.attribution),
         _numbers(compared),
         _plots(compared),
+        _semantics(compared.semantics),
         _cases(compared.cases),
         f"<p class='dim'>Made by cardan {__version__}.</p></body></html>\n",
     ]
@@ -77,6 +81,52 @@ def _numbers(compared: Comparison) -> str:
         + _table(headers, rows, numbers=range(1, 6))
         + f"<p>Same likeliest token: {_estimate(compared.agreement, '.2%')}. Perplexity {perplexities.ours:.4f} and "
         f"{perplexities.theirs:.4f}, difference {_estimate(perplexities.difference, '+.2g')}.</p>"
+    )
+
+
+def _attribution(found: Attribution | None) -> str:
+    if found is None:
+        return ""
+    statements = "".join(f"<li>{html.escape(statement)}</li>" for statement in found.statements)
+    rows = [("as configured", "", f"{found.kl_mean:.2g}", "", "")]
+    for trial in found.trials:
+        shown = ("", "", trial.note)
+        if not trial.note:
+            shown = (f"{trial.kl_mean:.2g}", f"{trial.kl_max:.2g}", "within noise" if trial.gone else "")
+        rows.append((trial.feature, trial.how, *shown))
+    parts = ["<h2>What carries the difference</h2><ul>", statements, "</ul>"]
+    if found.trials:
+        parts.append(_table(("without", "instead", "mean KL left", "largest left", ""), rows, numbers=(2, 3)))
+    if found.deviations:
+        left = [
+            (
+                item.op,
+                item.key,
+                "" if item.layer is None else str(item.layer),
+                f"{item.error:.2g}",
+                f"{item.allowed:.2g}",
+            )
+            for item in found.deviations
+        ]
+        headers = ("operation", "parameter used last", "layer", "relative error", "rounding explains")
+        parts += [
+            "<h2>Operations that left the band</h2><p>In the order of their calls, the first of them.</p>",
+            _table(headers, left, numbers=(3, 4)),
+        ]
+    return "".join(parts)
+
+
+def _semantics(meanings: Sequence[Meaning]) -> str:
+    if not meanings:
+        return ""
+
+    def side(answer: Answer | None) -> str:
+        return "not known" if answer is None else answer.describe()
+
+    rows = [(meaning.name, side(meaning.ours), side(meaning.theirs)) for meaning in meanings]
+    return (
+        "<h2>Request parameters</h2><p>What each side makes of them, and whether what it draws from known logits is "
+        "distributed as they ask.</p>" + _table(("parameter", "first", "second"), rows)
     )
 
 

@@ -39,6 +39,15 @@ class Scores:
         """How many positions."""
         return int(self.logprobs.shape[0])
 
+    def first(self, count: int) -> Scores:
+        """The same of the first positions only."""
+        return Scores(
+            logprobs=self.logprobs[:count],
+            top_ids=self.top_ids[:count],
+            top_logprobs=self.top_logprobs[:count],
+            rest=self.rest[:count],
+        )
+
     def cut(self, k: int) -> Scores:
         """The same with only the ``k`` likeliest, the others counted among the rest."""
         if k >= self.top_ids.shape[1]:

@@ -20,8 +20,8 @@ from cardan.engine.core import EngineCore
 from cardan.engine.messages import Generate
 from cardan.engine.preparation import Prepared, prepare, scheduler_settings
 from cardan.errors import CardanError, UnsupportedError
-from cardan.platform import Feature, Plan, Platform, SettingSource
-from cardan.scheduler import RequestOutput
+from cardan.platform import Device, Feature, KVPool, LoadedModel, Plan, Platform, SettingSource
+from cardan.scheduler import RequestOutput, SchedulerSettings
 from cardan.types import FinishKind, KVLayout, LogprobParams, SamplingParams, TokenLogprobs
 
 Progress = Callable[[str, int, int], None]
@@ -47,13 +47,28 @@ class Way:
         name: for reports.
         batch: most requests at once; None for what the plan allows.
         copies: how often each sequence runs beside itself, to fill a batch.
-        settings: settings of the plan that have other values.
+        settings: settings of the plan that have other values; another ``kv_cache_dtype`` takes a pool of its own.
+        loaded: weights that were loaded in another way, or None for the session's.
     """
 
     name: str
     batch: int | None = None
     copies: int = 1
     settings: Mapping[str, Any] = field(default_factory=dict)
+    loaded: LoadedModel | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What runs are made of.
+
+    Attributes:
+        prepared: plan, device, weights, pool and runner.
+        layout: of the pool.
+    """
+
+    prepared: Prepared
+    layout: KVLayout
 
 
 @dataclass(slots=True)
@@ -69,32 +84,27 @@ class Answer:
 class Run:
     """One way of running over a session's weights."""
 
-    def __init__(self, session: Session, way: Way, listener: Listener | None = None) -> None:
+    def __init__(self, parts: Parts, way: Way, listener: Listener | None = None) -> None:
         """Make runner, scheduler and loop.
 
         Raises:
             UnsupportedError: a listener is wanted and the device shows nothing of its models.
         """
-        prepared, plan = session.prepared, session.prepared.plan
-        loaded = prepared.loaded
+        prepared = parts.prepared
+        loaded = way.loaded or prepared.loaded
         changed = dict(way.settings)
         if listener is not None:
-            watched = watch(loaded, listener)
-            if watched is None:
-                raise UnsupportedError(
-                    f"Platform {plan.platform!r} runs models by itself, so results of layers cannot be seen. "
-                    "Leave out what needs them."
-                )
-            loaded, changed["graph"] = watched, False
-        for name, value in changed.items():
-            plan = plan.with_setting(name, value, SettingSource.FLAG, f"the way {way.name!r}")
-        settings = scheduler_settings(plan, session.layout.num_groups)
+            loaded, changed["graph"] = _watched(loaded, listener, prepared.plan.platform), False
+        plan = changed_plan(prepared.plan, changed, way.name)
+        settings = scheduler_settings(plan, parts.layout.num_groups)
+        pool = prepared.pool
+        if plan.kv_cache_dtype != parts.layout.dtype:
+            layout = replace(parts.layout, dtype=plan.kv_cache_dtype)
+            pool = allocate(prepared.device, layout, settings)
         if way.batch is not None:
             settings = replace(settings, max_running_requests=min(way.batch, settings.max_running_requests))
-        self._own_runner = bool(changed) or listener is not None
-        runner = prepared.runner
-        if self._own_runner:
-            runner = prepared.device.runner(loaded, prepared.pool, plan)
+        self._own_runner = bool(changed) or loaded is not prepared.loaded
+        runner = prepared.device.runner(loaded, pool, plan) if self._own_runner else prepared.runner
         self._way = way
         self._runner = runner
         self._core = EngineCore(replace(prepared, plan=plan, runner=runner, settings=settings), NoStops())  # type: ignore[arg-type]
@@ -132,13 +142,18 @@ class Run:
         asks = [self._free(case) for case in cases]
         return [_greedy(answer) for answer in self._ask(asks)]
 
-    def sample(self, prompt: Sequence[int], params: SamplingParams, count: int) -> list[int]:
-        """Draw one token after a prompt ``count`` times, with seeds that count up."""
+    def sample(
+        self, prompt: Sequence[int], params: SamplingParams, seeds: Sequence[int], forced: tuple[int, ...] = ()
+    ) -> list[list[int]]:
+        """What is drawn for each seed after a prompt and forced tokens: ``params.max_new_tokens`` each."""
+        count = len(forced) + params.max_new_tokens
         asks = [
-            self._message(prompt, replace(params, max_new_tokens=1, seed=seed), LogprobParams())
-            for seed in range(count)
+            self._message(
+                prompt, replace(params, max_new_tokens=count, ignore_eos=True, seed=seed), LogprobParams(), forced
+            )
+            for seed in seeds
         ]
-        return [answer.tokens[0] for answer in self._ask(asks, copies=1)]
+        return [answer.tokens[len(forced) :] for answer in self._ask(asks, copies=1)]
 
     def _scored(self, case: Case, top: int) -> Generate:
         forced = case.ids[case.num_prompt :]
@@ -187,6 +202,30 @@ class Run:
                 for output in news.detailed:
                     _take(answers.get(output.rid, Answer()), output)
         return list(answers.values())
+
+
+def changed_plan(plan: Plan, changes: Mapping[str, Any], way: str) -> Plan:
+    """A plan in which some settings have other values."""
+    for name, value in changes.items():
+        plan = plan.with_setting(name, value, SettingSource.FLAG, f"the way {way!r}")
+    return plan
+
+
+def allocate(device: Device, layout: KVLayout, settings: SchedulerSettings) -> KVPool:
+    """A pool for a scheduler's settings."""
+    return device.allocate_kv(
+        layout, settings.num_slots + settings.page_size, settings.num_rows, settings.context_length
+    )
+
+
+def _watched(loaded: LoadedModel, listener: Listener, platform: str) -> LoadedModel:
+    watched = watch(loaded, listener)
+    if watched is None:
+        raise UnsupportedError(
+            f"Platform {platform!r} runs models by itself, so results of layers cannot be seen. "
+            "Leave out what needs them."
+        )
+    return watched
 
 
 def _copied(ask: Generate, copy: int) -> Generate:
@@ -270,7 +309,7 @@ class Session:
         Raises:
             UnsupportedError: a listener is wanted and the device shows nothing of its models.
         """
-        made = Run(self, way or Way(name="as configured"), listener)
+        made = Run(Parts(self.prepared, self.layout), way or Way(name="as configured"), listener)
         try:
             yield made
         finally:

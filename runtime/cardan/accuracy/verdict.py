@@ -102,11 +102,26 @@ def noise_band(
 
 
 def judge(
-    measured: Measured, differences: Sequence[Difference], band: tuple[Spread, str], a: Fingerprint, b: Fingerprint
+    measured: Measured,
+    differences: Sequence[Difference],
+    band: tuple[Spread, str],
+    sides: tuple[Fingerprint, Fingerprint],
+    unheeded: Sequence[str] = (),
 ) -> Judgement:
-    """The verdict over what was measured, given how the two sides differ and how noisy they are."""
+    """The verdict over what was measured.
+
+    Args:
+        measured: the numbers.
+        differences: of the fingerprints.
+        band: how noisy the two sides are, and how that is known.
+        sides: who they are.
+        unheeded: a reason for each request parameter that one of them does not honour.
+    """
     floor, band_from = band
-    reasons, verdict = _identity(differences, a, b)
+    reasons, verdict = _identity(differences, *sides)
+    if unheeded:
+        reasons += unheeded
+        verdict = Verdict.DIFFERENT
     excess = _excess(measured, floor)
     explained = [item for item in differences if item.weighs and not item.what.startswith("setting")]
     if excess:
@@ -161,6 +176,15 @@ def changed_tensors(a: Fingerprint, b: Fingerprint) -> list[str]:
         for name, ours in a.weights.items()
         if name in b.weights and b.weights[name].fmt == ours.fmt and b.weights[name].encoded != ours.encoded
     ]
+
+
+def is_noise(spread: Spread, floor: Spread) -> bool:
+    """Whether KL lies within what a noise floor allows."""
+    return (
+        spread["mean"] <= MEAN_FACTOR * floor["mean"]
+        and spread["p99"] <= MEAN_FACTOR * floor["p99"]
+        and spread["max"] <= MAX_FACTOR * floor["max"]
+    )
 
 
 def _excess(measured: Measured, floor: Spread) -> list[str]:

@@ -41,7 +41,7 @@ class Call:
         op: its name; ``attend`` and ``rope`` stand for attention and rotation.
         key: name of the parameter that was looked up last, which is its own where it has one.
         ops: the device's operations.
-        arguments: what it was given.
+        arguments: what it was given; of ``attend`` and ``rope`` the tokens' positions are the last.
         result: what it gave.
     """
 
@@ -110,11 +110,16 @@ class _Forward:
 
     def rope(self, x: Array, rope_id: int) -> Array:
         """See ``Forward.rope``."""
-        return self._tell("rope", (x, rope_id), self._forward.rope(x, rope_id))
+        return self._tell("rope", (x, rope_id, self.positions), self._forward.rope(x, rope_id))
 
     def attend(self, q: Array, k: Array, v: Array, layer: LayerKV, sinks: Array | None = None) -> Array:
         """See ``Forward.attend``."""
-        return self._tell("attend", (q, k, v, layer, sinks), self._forward.attend(q, k, v, layer, sinks))
+        given = (q, k, v, layer, sinks, self.positions)
+        return self._tell("attend", given, self._forward.attend(q, k, v, layer, sinks))
+
+    def rope_and_attend(self, q: Array, k: Array, v: Array, layer: LayerKV, sinks: Array | None = None) -> Array:
+        """See ``Forward.rope_and_attend``: both tell of themselves."""
+        return self.attend(self.rope(q, layer.rope_id), self.rope(k, layer.rope_id), v, layer, sinks)
 
     def _tell(self, op: str, arguments: tuple[Any, ...], result: Any) -> Any:
         other = self._listener(Call(op, self._weights.last, self._ops, arguments, result))

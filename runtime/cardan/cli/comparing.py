@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,6 +11,7 @@ from cyclopts import App, Parameter
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
+from cardan.accuracy.attribution import attribute
 from cardan.accuracy.cases import bundled_texts, read_texts
 from cardan.accuracy.comparison import Comparison, compare
 from cardan.accuracy.golden import Golden, read_golden
@@ -74,6 +75,7 @@ class RecordFlags:
     ] = ()
     layers: Annotated[bool, Parameter(help="Fingerprint the results of layers.")] = True
     noise: Annotated[bool, Parameter(help="Measure this platform's own variation.")] = True
+    semantics: Annotated[bool, Parameter(help="Try whether draws follow request parameters.")] = True
     source: Annotated[
         str,
         Parameter(name="--from", help="Who is asked: cardan, transformers, or the URL of a server of completions."),
@@ -90,7 +92,25 @@ class RecordFlags:
             layers=self.layers,
             whole=self.whole_layer,
             noise=self.noise,
+            semantics=self.semantics,
         )
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class CompareFlags:
+    """What a comparison measures and writes."""
+
+    json_file: Annotated[Path | None, Parameter(name="--json", help="Write all numbers to this file.")] = None
+    html_file: Annotated[Path | None, Parameter(name="--html", help="Write a page to this file.")] = None
+    noise: Annotated[bool, Parameter(help="Measure this platform's own variation.")] = True
+    semantics: Annotated[bool, Parameter(help="Try whether draws follow request parameters.")] = True
+    attribute: Annotated[bool, Parameter(negative="", help="Find out which feature carries a difference.")] = False
+
+    def without_effect(self) -> list[str]:
+        """Flags that were given and need an engine."""
+        given = {"--no-noise": not self.noise, "--no-semantics": not self.semantics, "--attribute": self.attribute}
+        return [flag for flag, is_given in given.items() if is_given]
 
 
 @app.command(name="record")
@@ -140,30 +160,36 @@ def compare_command(
     other: Annotated[Path | None, Parameter(help="A second record; without it an engine runs here.")] = None,
     /,
     *,
-    json_file: Annotated[Path | None, Parameter(name="--json", help="Write all numbers to this file.")] = None,
-    html_file: Annotated[Path | None, Parameter(name="--html", help="Write a page to this file.")] = None,
-    noise: Annotated[bool, Parameter(help="Measure this platform's own variation.")] = True,
+    flags: CompareFlags = CompareFlags(),
     **values: Any,
 ) -> int:
     """Compare a record with an engine run here, or with a second record; exits with 0, 3 (drift) or 4 (different)."""
     truth = read_golden(golden)
     if other is not None:
-        _check_alone(values, noise)
+        _check_alone(values, flags)
         compared = compare(truth, read_golden(other))
     else:
         config = _config(values)
         console = messages()
         set_up_logging(config.server.log_level, console)
         with _Bars(console) as bars:
-            compared = compare(truth, run_again(truth, config, bars, noise=noise))
-    finish(compared, json_file, html_file)
+            compared = compare(truth, run_again(truth, config, bars, flags))
+            if flags.attribute:
+                compared = replace(compared, attribution=attribute(truth, compared, config, bars))
+    finish(compared, flags.json_file, flags.html_file)
     return EXIT_CODES[compared.judgement.verdict]
 
 
-def run_again(truth: Golden, config: EngineConfig, bars: Any = None, *, noise: bool = True) -> Golden:
+def run_again(truth: Golden, config: EngineConfig, bars: _Bars, flags: CompareFlags) -> Golden:
     """A record of the same sequences on another engine."""
-    cases = tuple(recorded.case for recorded in truth.cases)
-    return record(config, Wanted(cases=cases, top=truth.top, layers=truth.layers is not None, noise=noise), bars)
+    wanted = Wanted(
+        cases=tuple(recorded.case for recorded in truth.cases),
+        top=truth.top,
+        layers=truth.layers is not None,
+        noise=flags.noise,
+        semantics=flags.semantics,
+    )
+    return record(config, wanted, bars)
 
 
 def finish(compared: Comparison, json_file: Path | None, html_file: Path | None) -> None:
@@ -175,9 +201,9 @@ def finish(compared: Comparison, json_file: Path | None, html_file: Path | None)
     show_comparison(results(), compared)
 
 
-def _check_alone(values: dict[str, Any], noise: bool) -> None:
-    if values or not noise:
-        named = ["--" + key.partition("__")[2].replace("_", "-") for key in values] + ["--no-noise"] * (not noise)
+def _check_alone(values: dict[str, Any], flags: CompareFlags) -> None:
+    named = ["--" + key.partition("__")[2].replace("_", "-") for key in values] + flags.without_effect()
+    if named:
         raise ConfigError(
             f"Two records are compared without an engine, so {', '.join(named)} has no effect. "
             "Drop it, or the second file."

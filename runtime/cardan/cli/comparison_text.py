@@ -12,7 +12,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from cardan.accuracy.comparison import CaseResult, Comparison, Divergence
+from cardan.accuracy.attributed import Attribution
+from cardan.accuracy.comparison import CaseResult, Comparison, Divergence, Meaning
 from cardan.accuracy.golden import Golden
 from cardan.accuracy.noise import worst
 from cardan.accuracy.statistics import Estimate
@@ -49,6 +50,8 @@ def show_comparison(console: Console, compared: Comparison) -> None:
     console.print(f"verdict: [{_STYLES[judgement.verdict]}]{judgement.verdict}[/]")
     for reason in judgement.reasons:
         console.print(f"  {escape(reason)}", soft_wrap=True)
+    if compared.attribution is not None:
+        _show_attribution(console, compared.attribution)
     console.print(f"noise floor {judgement.band_from}: mean KL {judgement.band['mean']:.2g}")
     table = _table(
         f"KL in nats, of the top {compared.top}: a lower bound", "positions", "mean", "median", "p99", "largest"
@@ -63,6 +66,31 @@ def show_comparison(console: Console, compared: Comparison) -> None:
         f"{_estimate(perplexities.difference, '+.2g')}"
     )
     _show_cases(console, compared.cases)
+    _show_meanings(console, compared.semantics)
+
+
+def _show_attribution(console: Console, found: Attribution) -> None:
+    for statement in found.statements:
+        console.print(f"[bold]attribution:[/] {escape(statement)}", soft_wrap=True)
+    if not found.trials:
+        return
+    table = _table("without", "instead", "mean KL left", "largest left", "")
+    for trial in found.trials:
+        numbers = ("", "") if trial.note else (f"{trial.kl_mean:.2g}", f"{trial.kl_max:.2g}")
+        table.add_row(
+            escape(trial.feature), escape(trial.how), *numbers, escape(trial.note) or ("within noise" * trial.gone)
+        )
+    console.print(table)
+
+
+def _show_meanings(console: Console, meanings: Sequence[Meaning]) -> None:
+    if not meanings:
+        return
+    table = _table("request parameter", "first", "second")
+    for meaning in meanings:
+        sides = ("not known" if side is None else side.describe() for side in (meaning.ours, meaning.theirs))
+        table.add_row(escape(meaning.name), *(escape(side) for side in sides))
+    console.print(table)
 
 
 def _show_cases(console: Console, cases: Sequence[CaseResult]) -> None:
