@@ -98,6 +98,7 @@ class FinishReason:
         matched: the token id, string or regex that matched, for ``STOP``.
         message: what went wrong, for ``ABORT`` and ``ERROR``.
         length: number of output tokens, for ``LENGTH``.
+        code: for ``ERROR`` that the request itself brought about, a short word for it; None where it did not.
         refused: the request itself was at fault, for ``ERROR``; whoever sent it is told so by a message of its own.
     """
 
@@ -106,6 +107,7 @@ class FinishReason:
     message: str | None = None
     length: int | None = None
     refused: bool = False
+    code: str | None = None
 
 
 # --- KV layout ----------------------------------------------------------------------------------
@@ -317,6 +319,8 @@ class SamplingBatch:
         top_logprobs: int32, how many alternatives wanted.
         logprob_token_ids: for each row the further ids whose logprob is wanted.
         has_mask: bool, the row waits for a grammar mask, given to ``Step.sample``.
+        given_logits: which of the ``n`` rows sample from logits that the host gives instead of the model's, int32
+            ``[g]``, and these, float32 ``[g, vocab]``; penalties, biases and masks act on them. None for none.
     """
 
     row_ids: Int32Array
@@ -337,11 +341,7 @@ class SamplingBatch:
     top_logprobs: Int32Array
     logprob_token_ids: tuple[tuple[int, ...], ...] = ()
     has_mask: BoolArray
-
-    @property
-    def all_greedy(self) -> bool:
-        """Whether no row needs noise."""
-        return bool((self.temperature == 0).all())
+    given_logits: tuple[Int32Array, Float32Array] | None = None
 
     @property
     def any_penalty(self) -> bool:

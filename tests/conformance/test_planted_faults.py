@@ -158,6 +158,18 @@ FAULTS = {
         ("end_to_end/field-", "end_to_end/fields-"),
         ("end_to_end/field", "end_to_end/cold"),
     ),
+    "given-logits-ignored": Fault(
+        faulty.CpuCopy(faulty.with_runner(faulty.DeafRunner)),
+        ("sampler/logits-on-the-host",),
+        ("sampler/logits-on-the-host",),
+        ("sampler",),
+    ),
+    "hidden-states-of-the-tokens-behind": Fault(
+        faulty.CpuCopy(faulty.with_runner(faulty.LateStates)),
+        ("end_to_end/hidden-states",),
+        ("end_to_end/hidden-states",),
+        ("end_to_end/hidden-states", "end_to_end/pooled", "end_to_end/prompts-of-vectors"),
+    ),
     "attention-that-refuses-two-layers": Fault(
         faulty.CpuCopy(faulty.OneLayerDevice),
         ("kv/slot-0-stays-finite-through-warm-up",),

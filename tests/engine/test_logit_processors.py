@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from cardan.config import CacheConfig, EngineConfig, ModelConfig, PlatformConfig, SchedulerConfig
 from cardan.engine.core import EngineCore
@@ -17,6 +19,8 @@ from cardan.engine.model_files import load_model_tokenizer
 from cardan.engine.preparation import prepare
 from cardan.engine.validation import RequestLimits, check_request
 from cardan.errors import RequestError
+from cardan.grammar_spec import GrammarKind, GrammarSpec
+from cardan.testing.null_runner import NullStep
 from cardan.types import FinishKind, LogprobParams, SamplingParams
 
 
@@ -47,7 +51,64 @@ def failing(params: Any) -> Any:
     return processor
 
 
-POINTS = [Point("counting", counting), Point("failing", failing), Point("broken", ImportError("no such thing"))]
+class Second:
+    """Takes the second likeliest token each time, and remembers what it saw."""
+
+    sees_logits = True
+
+    def __init__(self, params: Any) -> None:
+        self.seen: list[Any] = []
+        SEEN.append(self.seen)
+
+    def __call__(self, prompt: Any, output: Any, logits: Any) -> Any:
+        self.seen.append(logits.copy())
+        logits[logits.argmax()] = -math.inf
+        return logits
+
+
+SEEN: list[list[Any]] = []
+
+
+def ramp(params: Any) -> Any:
+    """Logits that say nothing of the model: the higher the id, the likelier, up to ``params["top"]``."""
+
+    def processor(prompt: Any, output: Any, logits: Any) -> Any:
+        scores = np.arange(len(logits), dtype=np.float32) * params.get("step", 1.0)
+        scores[params["top"] + 1 :] = -math.inf
+        return scores
+
+    processor.sees_logits = True  # type: ignore[attr-defined]
+    return processor
+
+
+ODD_LOGITS: dict[str, Any] = {
+    "none": lambda logits: None,
+    "short": lambda logits: logits[1:],
+    "doubles": lambda logits: logits.astype(np.float64),
+    "list": lambda logits: logits.tolist(),
+    "nan": lambda logits: logits * np.float32(np.nan),
+    "infinite": lambda logits: np.full_like(logits, math.inf),
+    "nothing": lambda logits: np.full_like(logits, -math.inf),
+    "raises": lambda logits: logits["x"],
+}
+
+
+def odd(params: Any) -> Any:
+    def processor(prompt: Any, output: Any, logits: Any) -> Any:
+        return ODD_LOGITS[params["gives"]](logits)
+
+    processor.sees_logits = True  # type: ignore[attr-defined]
+    return processor
+
+
+POINTS = [
+    Point("counting", counting),
+    Point("failing", failing),
+    Point("second", Second),
+    Point("ramp", ramp),
+    Point("odd", odd),
+    Point("broken", ImportError("no such thing")),
+]
 
 
 @pytest.fixture
@@ -76,14 +137,17 @@ def generate(rid: str, processor: tuple[str, str] | None, **fields: Any) -> Gene
     return Generate(rid, [7, 8, len(rid)], params, LogprobParams(), 0, None, None, 0.0, processor=processor)
 
 
-def finish(core: EngineCore) -> tuple[dict[str, list[int]], dict[str, Any]]:
+def finish(core: EngineCore, look: Any = lambda output: None) -> tuple[dict[str, list[int]], dict[str, Any]]:
     tokens: dict[str, list[int]] = {}
     ends: dict[str, Any] = {}
-    while core.has_work:
+    while core.has_work or core.awaits_grammars:
+        core.take_grammars()
         core.turn()
         for batch in core.take_news():
             for rid, new in batch.tokens():
                 tokens.setdefault(rid, []).extend(new)
+            for output in batch.detailed:
+                look(output)
             ends |= {output.rid: output.finish_reason for output in batch.detailed if output.finish_reason}
         core.scheduler.check_invariants()
     return tokens, ends
@@ -133,7 +197,7 @@ def test_a_processor_that_fails_ends_its_request_only(start: Any, plain: bool, p
 @pytest.mark.parametrize(
     ("name", "params", "message"),
     [
-        ("none", "{}", "There is no logit processor 'none'. Installed: broken, counting, failing"),
+        ("none", "{}", "There is no logit processor 'none'. Installed: broken, counting, failing, odd, ramp, second"),
         ("cbuiltins\neval", "{}", "code in a request is never run"),
         ("broken", "{}", "cannot be loaded: ImportError: no such thing"),
         ("counting", "{}", "does not take these parameters: KeyError: 'start'"),
@@ -144,6 +208,122 @@ def test_what_cannot_be_made_is_refused(name: str, params: str, message: str) ->
         LogitProcessors(100, POINTS).make(name, params)
     assert message in str(caught.value)
     assert caught.value.param == "custom_logit_processor"
+
+
+def log_softmax(logits: Any) -> Any:
+    values = logits.astype(np.float64)
+    return values - values.max() - np.log(np.exp(values - values.max()).sum())
+
+
+@pytest.mark.parametrize(("platform", "plain"), [("null", False), ("null", True), ("cpu", False), ("mlx", False)])
+def test_one_that_sees_logits_decides_by_them(start: Any, platform: str, plain: bool) -> None:
+    """Its rows get the tokens that it makes the likeliest; rows beside it, and logprobs, stay the model's."""
+    if platform == "mlx":
+        pytest.importorskip("mlx.core")
+    core = start(platform, disable_overlap_schedule=plain)
+    core.add(generate("plain", None))
+    alone, _ = finish(core)
+    SEEN.clear()
+    core.add(generate("plain", None))
+    core.add(replace(generate("second", ("second", "{}")), logprobs=LogprobParams(output=True)))
+    core.add(generate("counted", ("counting", '{"start": 40}')))
+    core.add(generate("ramp", ("ramp", '{"top": 77}'), logit_bias={77: -math.inf, 70: 6.5}))
+    logprobs: list[float] = []
+    tokens, ends = finish(core, lambda output: logprobs.extend(one.logprob for one in output.logprobs))
+    assert {end.kind for end in ends.values()} == {FinishKind.LENGTH}
+    assert tokens["plain"] == alone["plain"]
+    assert tokens["counted"] == [40, 41, 42, 43, 44, 45]
+    assert tokens["ramp"] == [70] * 6, (
+        "biases are added to what it gives: 70 + 6.5 is more than 76, and 77 is forbidden"
+    )
+    (seen,) = SEEN
+    assert tokens["second"] == [int(np.argsort(-logits, kind="stable")[1]) for logits in seen]
+    own = [logits if platform == "null" else log_softmax(logits) for logits in seen]
+    wanted = [of_step[token] for of_step, token in zip(own, tokens["second"], strict=True)]
+    assert logprobs == pytest.approx(wanted, abs=1e-4)
+    core.scheduler.check_invariants()
+
+
+@pytest.mark.parametrize("platform", ["null", "cpu"])
+def test_grammars_and_draws_act_on_given_logits(start: Any, platform: str) -> None:
+    core = start(platform)
+    grammar = GrammarSpec(kind=GrammarKind.REGEX, text="[a-f]{6}")
+    core.add(generate("held", ("ramp", '{"top": 255}'), grammar=grammar))
+    core.add(replace(generate("drawn", ("ramp", '{"top": 60, "step": 1e-6}')), sampling=DRAWN))
+    tokens, _ = finish(core)
+    held = core._tokenizer.decode(tokens["held"])
+    assert held == "f" * 6
+    assert max(tokens["drawn"]) <= 60
+    assert len(set(tokens["drawn"])) > 3, "draws are draws"
+
+
+DRAWN = SamplingParams(max_new_tokens=12, temperature=1.0, seed=3, ignore_eos=True)
+
+
+@pytest.mark.parametrize("plain", [False, True])
+@pytest.mark.parametrize(
+    ("gives", "message"),
+    [
+        ("none", "a numpy array float32 [260], got NoneType"),
+        ("short", "got float32 [259]"),
+        ("doubles", "got float64 [260]"),
+        ("list", "got list"),
+        ("nan", "logits are numbers up to 1e6"),
+        ("infinite", "logits are numbers up to 1e6"),
+        ("nothing", "it forbids every token"),
+        ("raises", "IndexError"),
+    ],
+)
+def test_logits_that_are_none_end_their_request_only(start: Any, plain: bool, gives: str, message: str) -> None:
+    core = start(disable_overlap_schedule=plain)
+    core.add(generate("odd", ("odd", f'{{"gives": "{gives}"}}')))
+    core.add(generate("counted", ("counting", '{"start": 40}')))
+    tokens, ends = finish(core)
+    assert ends["odd"].kind is FinishKind.ERROR
+    assert message in ends["odd"].message
+    assert not tokens.get("odd")
+    assert tokens["counted"] == [40, 41, 42, 43, 44, 45]
+
+
+def test_only_rows_that_ask_are_copied(start: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+    real = NullStep.logits
+
+    def logits(step: NullStep, rows: Any) -> Any:
+        asked.append(len(rows))
+        return real(step, rows)
+
+    monkeypatch.setattr(NullStep, "logits", logits)
+    core = start()
+    for rid in ("a", "b", "c"):
+        core.add(generate(rid, None))
+    core.add(generate("counted", ("counting", '{"start": 40}')))
+    finish(core)
+    assert not asked
+    core.add(generate("a", None))
+    core.add(generate("ramp", ("ramp", '{"top": 9}')))
+    finish(core)
+    assert asked == [1] * 6
+
+
+@pytest.mark.parametrize("plain", [False, True])
+def test_a_request_that_has_ended_is_asked_nothing_more(start: Any, plain: bool) -> None:
+    """A step that was launched before its stop was known samples a token that is dropped."""
+    core = start(disable_overlap_schedule=plain)
+    SEEN.clear()
+    stops = SamplingParams(max_new_tokens=50, temperature=0.0, ignore_eos=True, stop_token_ids=tuple(range(250)))
+    core.add(replace(generate("second", ("second", "{}")), sampling=stops))
+    tokens, ends = finish(core)
+    assert ends["second"].kind is FinishKind.STOP
+    assert len(SEEN[0]) == len(tokens["second"]) == 1
+
+
+def test_platforms_that_show_no_logits_refuse_only_those_that_see_them() -> None:
+    processors = LogitProcessors(100, POINTS, hidden="logits never leave the chip")
+    processors.make("counting", '{"start": 1}')
+    with pytest.raises(RequestError, match="sees logits, which this platform does not show: logits never leave") as one:
+        processors.make("second", "{}")
+    assert one.value.code == "unsupported_on_platform"
 
 
 def test_requests_name_them() -> None:

@@ -25,6 +25,7 @@ class Foreseeing:
         self.forced: list[int] = []
         self.complete = False
         self.error: str | None = None
+        self.at_limit = False
         self.stops_forcing_after = 10**6
         self.ends_after: int | None = None
         self.refuses: int | None = None
@@ -198,6 +199,7 @@ def test_a_token_that_the_grammar_refuses_ends_the_request_with_an_error(overlap
     assert reason.kind is FinishKind.ERROR
     assert reason.message is not None
     assert "no such word" in reason.message
+    assert reason.code is None, "a mask that was not applied is no fault of the request's"
     assert harness.ends["b"].finish_reason.kind is FinishKind.LENGTH
     harness.check_nothing_left()
 
@@ -209,3 +211,49 @@ def test_a_row_without_tokens_to_sample_says_why_the_grammar_stopped() -> None:
     harness.run()
     reason = harness.ends["a"].finish_reason
     assert reason.message == "The grammar allows no token, so the request was ended: too complex"
+    assert reason.code is None
+
+
+@pytest.mark.parametrize("fails", [True, False])
+def test_a_grammar_that_runs_into_its_own_limit_is_the_requests_fault(fails: bool) -> None:
+    """Whether the limit shows when the mask is made, or when the token is taken."""
+    harness = Harness(settings(), failure_rate=float(fails))
+    (grammar,) = add(harness, request("a", 10, max_new=20, needs_grammar=True), lengths=(0,))
+    grammar.at_limit = True
+    grammar.error = "too complex" if fails else None
+    grammar.refuses = 3
+    harness.run()
+    reason = harness.ends["a"].finish_reason
+    assert reason.kind is FinishKind.ERROR
+    why = "too complex" if fails else "no such word"
+    assert reason.message == f"The grammar ran into a limit, so the request was ended: {why}"
+    assert reason.code == "grammar_limit"
+
+
+@pytest.mark.parametrize(
+    ("needs_grammar", "fields", "code"),
+    [
+        (True, {"logit_bias": {1: -np.inf}}, "no_token_allowed"),
+        (True, {"logit_bias": {1: -1e300}}, "no_token_allowed"),
+        (True, {"logit_bias": {1: -100.0}}, None),
+        (True, {"min_new_tokens": 2, "stop_token_ids": (9,)}, "no_token_allowed"),
+        (True, {"min_new_tokens": 2}, None),
+        (False, {"logit_bias": dict.fromkeys(range(settings().vocab_size), -np.inf)}, "no_token_allowed"),
+        (False, {"logit_bias": {1: -np.inf}}, None),
+        (False, {"min_new_tokens": 2, "stop_token_ids": (9,)}, None),
+    ],
+)
+def test_a_request_that_may_have_forbidden_every_token_is_told_so(
+    needs_grammar: bool, fields: dict[str, Any], code: str | None
+) -> None:
+    harness = Harness(settings(), failure_rate=1)
+    one = request("a", 10, params=SamplingParams(max_new_tokens=20, **fields), needs_grammar=needs_grammar)
+    if needs_grammar:
+        add(harness, one, lengths=(0,))
+    else:
+        harness.add(one)
+    harness.run()
+    reason = harness.ends["a"].finish_reason
+    assert reason.kind is FinishKind.ERROR
+    assert reason.code == code
+    assert ("leaves no token" if code else "held NaN or allowed no token") in reason.message

@@ -39,7 +39,7 @@ from cardan.platform import (
     Support,
 )
 from cardan.runner import NeutralDevice
-from cardan.types import Batch, KVLayout, SamplingBatch, TableDelta, TensorView
+from cardan.types import Batch, KVLayout, SamplingBatch, StepResult, TableDelta, TensorView
 from cardan_cpu.cpu_platform import CpuPlatform
 from cardan_cpu.device import CpuDevice
 from cardan_torch import DenseLinear, DenseWeight, TorchAttention, TorchKVPool, TorchOps
@@ -291,6 +291,44 @@ def no_penalties(sampling: SamplingBatch) -> SamplingBatch:
 def seeds_by_company(sampling: SamplingBatch) -> SamplingBatch:
     """Noise that depends on how many rows are drawn at once."""
     return replace(sampling, seeds=sampling.seeds + np.uint64(len(sampling.seeds)))
+
+
+class DeafStep(Step):
+    """Shows logits, and samples from the model's own whatever it is given."""
+
+    def __init__(self, step: Step) -> None:
+        self._step = step
+
+    def logits(self, rows: Sequence[int]) -> Any:
+        return self._step.logits(rows)
+
+    def sample(self, sampling: SamplingBatch | None = None, mask: Any = None) -> None:
+        self._step.sample(None if sampling is None else replace(sampling, given_logits=None), mask)
+
+    def result(self) -> StepResult:
+        return self._step.result()
+
+
+class DeafRunner(ChangedRunner):
+    def launch(self, batch: Batch) -> Step:
+        return DeafStep(super().launch(batch))
+
+
+class LateStates(ChangedRunner):
+    """Hidden states of tokens are those of the tokens behind them."""
+
+    def launch(self, batch: Batch) -> Step:
+        if batch.hidden_at is not None:
+            batch = replace(batch, hidden_at=np.minimum(batch.hidden_at + 1, batch.num_tokens - 1).astype(np.int32))
+        return super().launch(batch)
+
+
+def with_runner(make: type[ChangedRunner]) -> Callable[[DeviceInfo], NeutralDevice]:
+    class Device(NeutralDevice):
+        def runner(self, loaded: LoadedModel, pool: KVPool, plan: Plan) -> Runner:
+            return make(super().runner(loaded, pool, plan), lambda sampling: sampling)
+
+    return lambda info: Device(OneThread(info))
 
 
 # --- memory -------------------------------------------------------------------------------------

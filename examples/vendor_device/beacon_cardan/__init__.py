@@ -26,6 +26,7 @@ FEATURES = {
     Feature.SAMPLING: _lacking(GREEDY, "Pass temperature 0."),
     Feature.PENALTIES: _lacking(GREEDY, "Drop the penalties."),
     Feature.LOGIT_BIAS: _lacking(GREEDY, "Drop logit_bias and min_new_tokens."),
+    Feature.HOST_LOGITS: _lacking("logits never leave the chip", "Drop custom_logit_processor."),
     Feature.LOGPROBS: _lacking("logits never leave the chip", "Drop the logprobs."),
     Feature.PROMPT_LOGPROBS: _lacking("logits never leave the chip", "Drop the logprobs."),
     Feature.GRAMMAR_MASK: _lacking(GREEDY, "Run without a grammar."),

@@ -18,7 +18,7 @@ def _lacking(reason: str, alternative: str) -> Capability:
 
 
 BY_OPS = ("sampling", "penalties", "logit_bias", "logprobs", "prompt_logprobs", "grammar_mask")
-BY_RUNNER = ("hidden_states", "input_embeds")
+BY_RUNNER = ("host_logits", "hidden_states", "input_embeds")
 FEATURES = {
     "dtype:float32": _native("the only type that the A1 computes in"),
     "kv_dtype:float32": _native("one array for keys and one for values per layer"),

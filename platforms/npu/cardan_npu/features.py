@@ -44,6 +44,7 @@ def features() -> dict[str, Capability]:
         Feature.SAMPLING: native("on the device"),
         Feature.PENALTIES: native("counts on the device for rows that ask"),
         Feature.LOGIT_BIAS: native("on the device"),
+        Feature.HOST_LOGITS: native("copied to the host and back, for rows whose processor asks"),
         Feature.LOGPROBS: native("of the model's own logits"),
         Feature.PROMPT_LOGPROBS: native("of the model's own logits, in blocks"),
         Feature.GRAMMAR_MASK: native("packed masks"),

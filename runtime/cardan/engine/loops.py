@@ -18,17 +18,17 @@ from cardan.scheduler import OutputBatch, Scheduled, Scheduler
 from cardan.types import SamplingBatch
 
 
-class BiasSource(Protocol):
-    """Where what is added to logits comes from, for rows whose request has it said before each token."""
+class Processors(Protocol):
+    """What changes the logits of rows whose request has that done before each token."""
 
     def concern(self, scheduled: Scheduled) -> bool:
         """Whether a step has such a row."""
 
-    def biased(self, scheduled: Scheduled) -> SamplingBatch:
-        """A step's sampling with it, once everything before the step was committed."""
+    def processed(self, scheduled: Scheduled, step: Step) -> SamplingBatch:
+        """A step's sampling with what they say, once everything before the step was committed."""
 
     def take_failed(self) -> list[tuple[str, str]]:
-        """Ids of requests for which it could not be said since the last call, and why."""
+        """Ids of requests whose processor failed since the last call, and why."""
 
 
 class MaskSource(Protocol):
@@ -61,7 +61,7 @@ class LoopState:
         scheduler: plans and commits.
         runner: launches.
         grammar: gives masks for rows that wait for one.
-        processors: say what is added to the logits of some rows, or None where no request may ask for that.
+        processors: change the logits of some rows, or None where no request may ask for that.
         clock: monotonic seconds.
         in_flight: the step that the overlapped loop has not read yet.
         num_replays: steps so far that replayed a captured one.
@@ -75,7 +75,7 @@ class LoopState:
     in_flight: InFlight | None = field(default=None)
     num_replays: int = 0
     last_replayed: bool = False
-    processors: BiasSource | None = None
+    processors: Processors | None = None
 
     def launch_next(self) -> InFlight | None:
         """Plan a step and launch it, or None when there is nothing to run."""
@@ -97,7 +97,7 @@ class LoopState:
         if launched.sampled or ((waits or processed) and not committed):
             return
         if processed and self.processors is not None:
-            sampling = self.processors.biased(launched.scheduled)
+            sampling = self.processors.processed(launched.scheduled, launched.step)
             for rid, message in self.processors.take_failed():
                 self.scheduler.fail(rid, message)
         mask = self.grammar.masks(launched.scheduled) if waits and self.grammar is not None else None

@@ -179,9 +179,14 @@ class NativeOutput:
         self._last = output
 
     @property
+    def finish_reason(self) -> FinishReason | None:
+        """Why the choice has ended, or None while it goes on."""
+        return None if self._last is None else self._last.finish_reason
+
+    @property
     def finished(self) -> bool:
         """Whether the choice has ended."""
-        return self._last is not None and self._last.finish_reason is not None
+        return self.finish_reason is not None
 
     def as_dict(self) -> dict[str, Any]:
         """``text``, ``output_ids`` and ``meta_info`` of all news so far."""

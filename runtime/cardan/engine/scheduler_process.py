@@ -46,6 +46,7 @@ from cardan.engine.preparation import Prepared, prepare
 from cardan.engine.process_log import set_up_logging
 from cardan.engine.validation import lacking_features
 from cardan.errors import CardanError
+from cardan.platform import Feature
 from cardan.platform.report import plan_to_json
 from cardan.scheduler import OutputBatch, RequestOutput
 from cardan.text.tokenizer import Tokenizer
@@ -72,7 +73,7 @@ def run(config: EngineConfig, folder: Path) -> int:
         prepared, tokenizer = _prepare(config, frontend)
         processors = None
         if config.scheduler.enable_custom_logit_processor:
-            processors = LogitProcessors(prepared.settings.vocab_size)
+            processors = LogitProcessors(prepared.settings.vocab_size, hidden=_why_logits_are_hidden(prepared))
         core = EngineCore(prepared, tokenizer, profile_folder=config.server.profile_folder, processors=processors)
         _log_plan(prepared)
         # What is there now stays: full collections would walk all of it, and every stream would wait for them.
@@ -102,6 +103,12 @@ def _prepare(config: EngineConfig, frontend: Outbox) -> tuple[Prepared, Tokenize
     with ThreadPoolExecutor(1, thread_name_prefix="tokenizer") as beside:
         tokenizer = beside.submit(load_model_tokenizer, config.model, renders_chat=False)
         return prepare(config, tell), tokenizer.result()
+
+
+def _why_logits_are_hidden(prepared: Prepared) -> str | None:
+    capabilities = prepared.opened.platform.capabilities(prepared.plan.device)
+    shows = capabilities.supports(Feature.HOST_LOGITS)
+    return None if shows else capabilities.get(Feature.HOST_LOGITS).reason
 
 
 def _log_plan(prepared: Prepared) -> None:

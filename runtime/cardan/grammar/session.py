@@ -19,6 +19,9 @@ MAX_STEP_S = 1.0
 """Longest time of a processor that one token of one request may take; all other requests wait meanwhile."""
 
 
+_NOT_APPLIED = "the mask that forbids it was not applied"
+
+
 class FreeMask:
     """The mask before a grammar begins: every token of the vocabulary but the ends."""
 
@@ -78,6 +81,11 @@ class GrammarSession:
         """Why it can go no further, or None."""
         return self._error or self._matcher.error
 
+    @property
+    def at_limit(self) -> bool:
+        """Whether ``error`` is a limit that the grammar ran into; otherwise a platform did not apply a mask."""
+        return self.error not in (None, _NOT_APPLIED)
+
     def accept(self, token: int) -> bool:
         """Take the next token. Returns False, with ``error`` set, when the grammar does not allow it."""
         if not self._active:
@@ -88,7 +96,7 @@ class GrammarSession:
         started_s = time.thread_time()
         expected = self._forced.popleft() if self._forced else token
         if token != expected or not self._matcher.accept(token):
-            self._error = self._matcher.error or "the mask that forbids it was not applied"
+            self._error = self._matcher.error or _NOT_APPLIED
             return False
         if not self._forced:
             self._look_ahead()

@@ -48,6 +48,7 @@ class Feature(enum.StrEnum):
     SAMPLING = "sampling"
     PENALTIES = "penalties"
     LOGIT_BIAS = "logit_bias"
+    HOST_LOGITS = "host_logits"
     LOGPROBS = "logprobs"
     PROMPT_LOGPROBS = "prompt_logprobs"
     GRAMMAR_MASK = "grammar_mask"

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from cardan.errors import UnsupportedError
 from cardan.platform.memory import Memory, MemoryPlan, MemoryRequest
 from cardan.platform.model import Checkpoint, Model
-from cardan.types import Batch, KVLayout, SamplingBatch, StepResult
+from cardan.types import Batch, Float32Array, KVLayout, SamplingBatch, StepResult
 
 if TYPE_CHECKING:
     from cardan.platform.plan import Plan
@@ -69,6 +69,19 @@ class Step(abc.ABC):
     def replayed(self) -> bool:
         """Whether its forward pass was replayed from a captured one, for counters and logs."""
         return False
+
+    def logits(self, rows: Sequence[int]) -> Float32Array:
+        """Wait for the model's logits of some of the rows that sample, and copy them to the host, before ``sample``.
+
+        Only platforms that answer for ``Feature.HOST_LOGITS`` are asked.
+
+        Args:
+            rows: indices into the ``n`` rows of the batch's ``sampling``.
+
+        Returns:
+            float32 ``[len(rows), vocab]``, which the caller may change.
+        """
+        raise UnsupportedError("This platform's logits stay on the device.")
 
     @abc.abstractmethod
     def sample(

@@ -15,7 +15,7 @@ from cardan.runner.logprobs import LogprobFetch, Wanted
 from cardan.runner.pooling import HiddenFetch, PooledFetch
 from cardan.runner.recorded_sampling import Kind
 from cardan.runner.sampler import Mask, Sampled
-from cardan.types import Array, SamplingBatch, StepResult, TokenLogprobs
+from cardan.types import Array, Float32Array, SamplingBatch, StepResult, TokenLogprobs
 
 if TYPE_CHECKING:
     from cardan.runner.runner import NeutralRunner
@@ -74,6 +74,16 @@ class NeutralStep(Step):
             self._fetch_logprobs(sampling, sampled.tokens)
         self._hidden = self._logits = None
 
+    def logits(self, rows: Sequence[int]) -> Float32Array:
+        """See ``Step.logits``."""
+        assert self._hidden is not None, "rows sample, and have not yet"
+        device = self._runner.device
+        with device.scope():
+            self.hold()
+            index = device.ops.from_host(np.asarray(rows, dtype=np.int32))
+            (found,) = device.fetch((device.ops.gather_rows(self._logits, index),)).wait()
+        return np.array(found, dtype=np.float32)
+
     def hold(self) -> None:
         """Compute the logits of a step that has not sampled yet, before a replay overwrites what they are made of."""
         if self._hidden is not None and self._logits is None:
@@ -89,7 +99,11 @@ class NeutralStep(Step):
     def _sample(self, sampling: SamplingBatch, mask: Mask | None) -> Sampled:
         runner = self._runner
         self.hold()
-        sampled = runner.sampler.sample(self._logits, sampling, mask)
+        logits = self._logits
+        if sampling.given_logits is not None:
+            ops = runner.device.ops
+            logits = ops.scatter_rows(ops.scale(logits, 1.0), *map(ops.from_host, sampling.given_logits))
+        sampled = runner.sampler.sample(logits, sampling, mask)
         runner.remember(sampling.row_ids, sampled.tokens)
         return sampled
 

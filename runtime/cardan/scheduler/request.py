@@ -52,6 +52,10 @@ class Grammar(Protocol):
     def error(self) -> str | None:
         """Why it can go no further, or None."""
 
+    @property
+    def at_limit(self) -> bool:
+        """Whether ``error`` is a limit of the grammar's own, which a simpler one would not run into."""
+
     def accept(self, token: int) -> bool:
         """Take the next token. Returns False, with ``error`` set, when the grammar does not allow it."""
 

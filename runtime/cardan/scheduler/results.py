@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from cardan.scheduler.outputs import OutputBatch
-from cardan.scheduler.request import Request, RequestState
+from cardan.scheduler.request import Grammar, Request, RequestState
 from cardan.scheduler.running import ONE, RowIndex
 from cardan.scheduler.state import Scheduled, State, output_of
 from cardan.types import BoolArray, FinishKind, FinishReason, Int32Array, StepResult, TokenLogprobs
@@ -30,6 +30,16 @@ class _Reading:
 
 LEAST_JUMP = 3
 """Forced tokens for which a row leaves out a step: fewer are sampled just as soon."""
+
+
+GRAMMAR_LIMIT = "grammar_limit"
+"""Code of requests that end because their grammar ran into a limit of its own."""
+
+NOTHING_ALLOWED = "no_token_allowed"
+"""Code of requests that end because they forbid every token."""
+
+LOWEST = -float(np.finfo(np.float32).max)
+"""Biases below this forbid their token: as float32 they are ``-inf``."""
 
 
 class Committer:
@@ -136,7 +146,7 @@ class Committer:
         """Whether a request ends with its newest token, by its grammar as well."""
         grammar = request.grammar
         if grammar is not None and not grammar.accept(token):
-            return FinishReason(FinishKind.ERROR, message=_broken_grammar(request, token))
+            return _broken_grammar(request, token)
         reason = finish_reason(request, token)
         if reason is None and grammar is not None and grammar.complete:
             return FinishReason(FinishKind.STOP)
@@ -235,16 +245,44 @@ def finish_reason(request: Request, token: int) -> FinishReason | None:
     return None
 
 
-def _broken_grammar(request: Request, token: int) -> str:
-    reason = request.grammar.error if request.grammar is not None else None
-    return f"The grammar does not go on with token {token}, so the request was ended: {reason}"
+def _broken_grammar(request: Request, token: int) -> FinishReason:
+    grammar = request.grammar
+    assert grammar is not None
+    if grammar.at_limit:
+        return _at_limit(grammar)
+    message = f"The grammar does not go on with token {token}, so the request was ended: {grammar.error}"
+    return FinishReason(FinishKind.ERROR, message=message)
+
+
+def _at_limit(grammar: Grammar) -> FinishReason:
+    message = f"The grammar ran into a limit, so the request was ended: {grammar.error}"
+    return FinishReason(FinishKind.ERROR, message=message, code=GRAMMAR_LIMIT)
 
 
 def _failure(request: Request, result: StepResult, index: int, token: int, vocab_size: int) -> FinishReason:
-    if result.failed[index] and request.grammar is not None and request.grammar.error:
-        message = f"The grammar allows no token, so the request was ended: {request.grammar.error}"
-    elif result.failed[index]:
-        message = "The model's logits held NaN or allowed no token, so the request was ended."
-    else:
+    grammar = request.grammar
+    if not result.failed[index]:
         message = f"The device gave token {token}, but the vocabulary has {vocab_size}; the request was ended."
+        return FinishReason(FinishKind.ERROR, message=message)
+    if grammar is not None and grammar.at_limit:
+        return _at_limit(grammar)
+    if grammar is not None and grammar.error:
+        message = f"The grammar allows no token, so the request was ended: {grammar.error}"
+        return FinishReason(FinishKind.ERROR, message=message)
+    if _may_forbid_all(request, vocab_size):
+        message = (
+            "What the request forbids by logit_bias, min_new_tokens and a grammar together leaves no token, so it was "
+            "ended. Forbid less."
+        )
+        return FinishReason(FinishKind.ERROR, message=message, code=NOTHING_ALLOWED)
+    message = "The model's logits held NaN or allowed no token, so the request was ended."
     return FinishReason(FinishKind.ERROR, message=message)
+
+
+def _may_forbid_all(request: Request, vocab_size: int) -> bool:
+    """Whether a request forbids every token, or some of those that its grammar may have left."""
+    params = request.params
+    forbidden = {token for token, bias in params.logit_bias.items() if bias < LOWEST}
+    if len(request.output_ids) < params.min_new_tokens:
+        forbidden |= set(request.stop_ids) - set(request.eos_ids)
+    return bool(forbidden) if request.grammar is not None else len(forbidden) >= vocab_size

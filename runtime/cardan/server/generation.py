@@ -1,4 +1,4 @@
-"""Runs engine requests for a route: several prompts at once, what each choice has so far, aborts on disconnect.
+"""Runs engine requests for a route: several prompts at once, what each choice has so far, and when they end.
 
 It knows neither API's form of a response.
 """
@@ -8,23 +8,24 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 from msgspec.structs import replace
-from starlette.requests import ClientDisconnect, Request
-from starlette.types import Receive
 
 from cardan.engine.api import GenerateOutput, GenerateRequest
 from cardan.engine.merging import merge
-from cardan.errors import RequestError, RequestTimeoutError
-from cardan.server.http.replies import GenerationError
+from cardan.errors import CardanError, RequestError, RequestTimeoutError
 from cardan.server.state import ServerState
 from cardan.server.watching.watchers import Watcher
 from cardan.types import FinishKind, FinishReason, TokenLogprobs
 
 T = TypeVar("T")
+
+
+class GenerationError(CardanError):
+    """The engine ended a request with an error of its own (such as logits that hold NaN)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,11 +36,13 @@ class Job:
         request_id: the id that the client knows.
         requests: one per prompt; each has an id of its own.
         created: Unix time in whole seconds.
+        unenforced: what was asked for and is not held to, beside keywords of schemas.
     """
 
     request_id: str
     requests: tuple[GenerateRequest, ...]
     created: int = field(default_factory=lambda: int(time.time()))
+    unenforced: tuple[str, ...] = ()
 
     @property
     def engine_ids(self) -> tuple[str, ...]:
@@ -195,36 +198,12 @@ def check_failed(reason: FinishReason | None) -> None:
     """Raise when the engine ended a choice with an error.
 
     Raises:
-        GenerationError: it did.
+        RequestError: the request brought it about.
+        GenerationError: it did not.
     """
-    if reason is not None and reason.kind is FinishKind.ERROR:
-        raise GenerationError(reason.message or "The engine ended this request with an error.")
-
-
-async def until_disconnect(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
-    """Run ``work``; cancel it when the client leaves. The body must have been read.
-
-    Raises:
-        ClientDisconnect: the client left.
-    """
-    task = asyncio.ensure_future(work)
-    watcher = asyncio.ensure_future(_wait_for_disconnect(receive))
-    try:
-        await asyncio.wait({task, watcher}, return_when=asyncio.FIRST_COMPLETED)
-        if task.done():
-            return task.result()
-        raise ClientDisconnect
-    finally:
-        for future in (task, watcher):
-            future.cancel()
-        await asyncio.gather(task, watcher, return_exceptions=True)
-
-
-async def _wait_for_disconnect(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
-
-
-async def answer(request: Request, work: Coroutine[Any, Any, T]) -> T:
-    """``until_disconnect`` for a route."""
-    return await until_disconnect(request.receive, work)
+    if reason is None or reason.kind is not FinishKind.ERROR:
+        return
+    message = reason.message or "The engine ended this request with an error."
+    if reason.code is not None:
+        raise RequestError(message, code=reason.code)
+    raise GenerationError(message)

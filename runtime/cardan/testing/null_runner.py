@@ -16,7 +16,15 @@ import numpy as np
 import numpy.typing as npt
 
 from cardan.platform import KVPool, Runner, Step
-from cardan.testing.null_tokens import Choice, SequenceHasher, Vocabulary, next_token, next_tokens, token_logprobs
+from cardan.testing.null_tokens import (
+    Choice,
+    SequenceHasher,
+    Vocabulary,
+    made_up_logits,
+    next_token,
+    next_tokens,
+    token_logprobs,
+)
 from cardan.types import (
     Batch,
     BoolArray,
@@ -132,6 +140,10 @@ class NullStep(Step):
         self._prompt_logprobs: tuple[TokenLogprobs, ...] = ()
         self._result: StepResult | None = None
         self._read = False
+
+    def logits(self, rows: Sequence[int]) -> Float32Array:
+        """Made-up logits of some rows."""
+        return self._runner.logits(self._hashes[list(rows)])
 
     def sample(
         self,
@@ -254,6 +266,10 @@ class NullRunner(Runner):
             tokens=tokens, failed=failed, logprobs=logprobs, prompt_logprobs=prompt, pooled=pooled, hidden=hidden
         )
 
+    def logits(self, hashes: UInt64Array) -> Float32Array:
+        """Made-up logits after sequences, ``[n, vocab]``."""
+        return np.stack([made_up_logits(sequence_hash, self._vocabulary) for sequence_hash in hashes.tolist()])
+
     def _nan_rows(self, batch: Batch) -> BoolArray:
         """Sampled rows whose last input is the token that was named for it."""
         if self._timing.nan_token < 0:
@@ -325,5 +341,11 @@ def _choice(sampling: SamplingBatch, index: int, state: _RowState, mask: npt.NDA
         prompt_ids=state.prompt_ids,
         output_counts=state.output_counts,
         bias=bias,
+        given=_given(sampling, index),
         allowed=allowed if words is not None else None,
     )
+
+
+def _given(sampling: SamplingBatch, index: int) -> Float32Array | None:
+    rows, logits = sampling.given_logits or ((), ())
+    return next((of_row for row, of_row in zip(rows, logits, strict=True) if row == index), None)

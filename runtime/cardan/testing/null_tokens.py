@@ -21,6 +21,8 @@ _FORCE_BIAS = 50.0
 _EOS_KEY = 0xE05
 _NUM_CANDIDATES = 64
 """Candidates with a rank of their own; all other tokens are less likely than these."""
+_NEAR = 2.0
+"""A random choice among given logits takes a token this close to the largest."""
 
 
 def mix(*values: int) -> int:
@@ -114,6 +116,7 @@ class Choice:
         output_counts: how often each id was output, for penalties.
         bias: logit bias by token id; large ones force or forbid their token, others change the choice.
         allowed: what a grammar mask says of an id, or None for no mask.
+        given: logits ``[vocab]`` that stand in the place of the made-up ones, or None.
     """
 
     temperature: float = 0.0
@@ -127,6 +130,7 @@ class Choice:
     output_counts: Mapping[int, int] = field(default_factory=dict)
     bias: Mapping[int, float] = field(default_factory=dict)
     allowed: Callable[[int], bool] | None = None
+    given: npt.NDArray[np.float32] | None = None
 
 
 def _float_bits(value: float) -> int:
@@ -172,6 +176,8 @@ def next_token(sequence_hash: int, choice: Choice, vocabulary: Vocabulary) -> in
     forced = [token for token, value in choice.bias.items() if value >= _FORCE_BIAS and possible(token)]
     if forced:
         return max(forced, key=lambda token: (choice.bias[token], -token))
+    if choice.given is not None:
+        return _given_token(choice, choice.given, drawn if drawn != scores else 0)
     ends = mix(drawn, _EOS_KEY) < vocabulary.eos_threshold
     last = tuple(token for token in vocabulary.eos_ids if possible(token))
     if ends and last:
@@ -179,12 +185,35 @@ def next_token(sequence_hash: int, choice: Choice, vocabulary: Vocabulary) -> in
     return next((token for token in _candidates(drawn, vocabulary) if possible(token)), last[0] if last else None)
 
 
+def _given_token(choice: Choice, given: npt.NDArray[np.float32], drawn: int) -> int | None:
+    """The likeliest token by given logits, or, where the choice is random, one of those that are nearly as likely."""
+    scores = given.astype(np.float64)
+    for token, value in choice.bias.items():
+        scores[token] += value
+    order = np.argsort(-scores, kind="stable").tolist()
+    possible = [
+        token for token in order if scores[token] > -np.inf and (choice.allowed is None or choice.allowed(token))
+    ]
+    near = [token for token in possible if scores[token] > scores[possible[0]] - _NEAR]
+    return near[drawn % len(near)] if near else None
+
+
+def made_up_logits(sequence_hash: int, vocabulary: Vocabulary) -> npt.NDArray[np.float32]:
+    """Logits ``[vocab]`` after a sequence; ``token_logprobs`` gives the same numbers."""
+    ids = np.arange(vocabulary.size, dtype=np.uint64)
+    unlikely = mix_arrays(np.full_like(ids, sequence_hash), ids) % np.uint64(4096)
+    logits = (-40.0 - unlikely.astype(np.float64) / 256).astype(np.float32)
+    for rank, candidate in zip(range(_NUM_CANDIDATES), _candidates(sequence_hash, vocabulary), strict=False):
+        logits[candidate] = -0.5 * (rank + 1)
+    return logits
+
+
 def next_tokens(
     hashes: npt.NDArray[np.uint64], sampling: SamplingBatch, vocabulary: Vocabulary
 ) -> npt.NDArray[np.int64]:
     """``next_token`` of many rows at once, ``int64 [n]``; -1 for a row that only ``next_token`` can decide.
 
-    Those are rows with penalties, bias or mask, and the few whose first candidate is an end of sequence.
+    Those are rows with penalties, bias, mask or given logits, and the few whose first candidate is an end of sequence.
     """
     fields = (sampling.temperature, sampling.top_p, sampling.min_p)
     columns = [hashes, sampling.seeds, sampling.positions.astype(np.uint64), sampling.top_k.astype(np.uint64)]
@@ -196,6 +225,8 @@ def next_tokens(
     hard = (sampling.frequency_penalty != 0) | (sampling.presence_penalty != 0) | (sampling.repetition_penalty != 1)
     hard |= sampling.has_mask | np.isin(tokens, vocabulary.eos_ids)
     hard[sampling.bias_index] = True
+    if sampling.given_logits is not None:
+        hard[sampling.given_logits[0]] = True
     if vocabulary.eos_threshold:
         last = np.uint64(min(vocabulary.eos_threshold - 1, _BITS))
         hard |= mix_arrays(drawn, zeros + np.uint64(_EOS_KEY)) <= last

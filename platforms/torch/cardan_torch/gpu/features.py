@@ -58,6 +58,7 @@ def common_features(graphs: str) -> dict[str, Capability]:
         Feature.SAMPLING: interpreted("on the device"),
         Feature.PENALTIES: interpreted("counts on the device for rows that ask"),
         Feature.LOGIT_BIAS: interpreted("on the device"),
+        Feature.HOST_LOGITS: interpreted("copied to the host and back, for rows whose processor asks"),
         Feature.LOGPROBS: interpreted("of the model's own logits"),
         Feature.PROMPT_LOGPROBS: interpreted("of the model's own logits, in blocks"),
         Feature.GRAMMAR_MASK: interpreted("packed masks"),

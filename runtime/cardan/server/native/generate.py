@@ -21,13 +21,13 @@ from cardan.engine.native import NativeOutput
 from cardan.engine.native_request import NativeCall, NativeOptions, native_call
 from cardan.errors import RequestError
 from cardan.server.chats.unenforced import name_unenforced
-from cardan.server.generation import Job, answer, run_job, run_to_end
+from cardan.server.generation import Job, check_failed, run_job, run_to_end
 from cardan.server.http.bodies import Body, Refusal, drop_refused, is_anything, is_one_of, parse_body, read_object
-from cardan.server.http.replies import GenerationError, JsonResponse
+from cardan.server.http.disconnects import while_connected
+from cardan.server.http.replies import JsonResponse
 from cardan.server.http.sse import open_stream
 from cardan.server.prompts import MAX_PROMPTS, check_total_choices
 from cardan.server.state import ServerState, state_of
-from cardan.types import FinishKind
 
 _TEXT_ONLY = Refusal("only text is taken; put the prompt into 'text' or 'input_ids'.", is_one_of([]))
 _SESSIONS = Refusal("sessions are not available; send the whole prompt, its cached prefix is reused.")
@@ -100,19 +100,17 @@ async def generate(request: Request) -> Response:
     native = _build(state, body)
     if body.stream:
         return name_unenforced(await open_stream(request, _stream(state, native)), state, native.job)
-    await answer(request, run_to_end(state, native.job, native.results))
+    await while_connected(request, run_to_end(state, native.job, native.results))
     flat = [result.as_dict() for of_prompt in native.results for result in of_prompt]
     if native.as_list:
         return name_unenforced(JsonResponse(flat), state, native.job)
-    _check_single(flat[0])
+    _check_single(native)
     return name_unenforced(JsonResponse(flat[0]), state, native.job)
 
 
-def _check_single(result: dict[str, Any]) -> None:
+def _check_single(native: _Native) -> None:
     """A failed prompt among others is told in its ``finish_reason``; a single one as an HTTP error."""
-    reason = result["meta_info"]["finish_reason"]
-    if reason is not None and reason["type"] == FinishKind.ERROR:
-        raise GenerationError(reason["message"] or "The engine ended this request with an error.")
+    check_failed(native.results[0][0].finish_reason)
 
 
 async def _stream(state: ServerState, native: _Native) -> AsyncGenerator[Any, None]:
@@ -125,7 +123,7 @@ async def _stream(state: ServerState, native: _Native) -> AsyncGenerator[Any, No
             if native.as_list:
                 event["index"] = first_index[index] + output.index
             else:
-                _check_single(event)
+                _check_single(native)
             yield event
 
 

@@ -15,10 +15,11 @@ from starlette.responses import Response
 
 from cardan.engine.api import EngineStats, GenerateRequest
 from cardan.errors import EngineBusyError, EngineDeadError
-from cardan.server.generation import Job, answer, run_job
-from cardan.server.http.replies import GenerationError, JsonResponse
+from cardan.server.generation import Job, check_failed, run_job
+from cardan.server.http.disconnects import while_connected
+from cardan.server.http.replies import JsonResponse
 from cardan.server.state import ServerState, state_of
-from cardan.types import FinishKind, Pooling, SamplingParams
+from cardan.types import Pooling, SamplingParams
 
 PROBE_TIMEOUT_S = 20.0
 METRICS_WAIT_S = 5.0
@@ -52,7 +53,7 @@ async def health_generate(request: Request) -> Response:
         return JsonResponse({"status": "no answer in time"}, status_code=503)
     try:
         async with asyncio.timeout(timeout_s):
-            await answer(request, _probe(state))
+            await while_connected(request, _probe(state))
     except TimeoutError:
         after = await _generated_tokens(state, timeout_s)
         if after is not None and after > before:
@@ -86,8 +87,7 @@ async def _probe(state: ServerState) -> None:
     )
     async with contextlib.aclosing(run_job(state, job)) as outputs:
         async for _, output in outputs:
-            if output.finish_reason is not None and output.finish_reason.kind is FinishKind.ERROR:
-                raise GenerationError(output.finish_reason.message or "The engine ended the probe with an error.")
+            check_failed(output.finish_reason)
 
 
 async def metrics(request: Request) -> Response:

@@ -13,6 +13,7 @@ from typing import Any
 from cardan.engine.extensions import apply_installed_plugins
 from cardan.models import MODEL_FAMILIES
 from cardan.platform import Feature
+from cardan.testing.conformance import vector_checks
 from cardan.testing.conformance.check import Check, CheckError, NotApplicableError, expect
 from cardan.testing.conformance.engine_run import Answer, Ask, EngineRun, Layout, greedy, prompts, tiny
 from cardan.testing.conformance.parity import hold_all, hold_logprobs, run_layout
@@ -75,6 +76,7 @@ def checks(subject: Subject) -> Iterator[Check]:
     yield _check("field-seed", _run_seed)
     yield _check("field-logprobs", _run_logprobs)
     yield _check("fields-of-all-kinds-in-one-batch", _run_all_fields)
+    yield from vector_checks.checks(subject)
 
 
 def _check(name: str, run: Any) -> Check:

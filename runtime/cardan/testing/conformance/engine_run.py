@@ -25,7 +25,7 @@ from cardan.testing.conformance.subject import Subject
 from cardan.testing.conformance.tiny_checkpoint import TinyCheckpoint
 from cardan.testing.conformance.tiny_configs import CONTEXT, TINY_CONFIGS, VOCAB
 from cardan.testing.conformance.watched_runner import WatchedRunner
-from cardan.types import FinishKind, ForwardMode, LogprobParams, SamplingParams, TokenLogprobs
+from cardan.types import FinishKind, Float32Array, ForwardMode, LogprobParams, Pooling, SamplingParams, TokenLogprobs
 
 ROOM = 4096
 """Tokens of the pool where it is not meant to be short."""
@@ -84,11 +84,17 @@ class Ask:
         ids: the prompt.
         sampling: how tokens are chosen.
         logprobs: which are wanted.
+        hidden_states: whether those of all tokens are wanted.
+        pooling: which hidden states stand for the prompt, where one is wanted.
+        embeds: vectors ``[tokens, hidden]`` that stand in the place of the ids.
     """
 
     ids: tuple[int, ...]
     sampling: SamplingParams
     logprobs: LogprobParams = field(default_factory=LogprobParams)
+    hidden_states: bool = False
+    pooling: Pooling | None = None
+    embeds: Float32Array | None = field(default=None, compare=False)
 
 
 @dataclass(slots=True)
@@ -98,6 +104,8 @@ class Answer:
     tokens: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs | None] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprobs | None] = field(default_factory=list)
+    hidden: list[Float32Array] = field(default_factory=list)
+    embedding: tuple[float, ...] = ()
     cached: int = 0
     finished: bool = False
 
@@ -169,6 +177,9 @@ class EngineRun:
                     cache_salt=None,
                     routing_key=None,
                     arrival_s=0.0,
+                    hidden_states=request.hidden_states,
+                    pooling=request.pooling,
+                    embeds=None if request.embeds is None else request.embeds.tobytes(),
                 )
             )
         for _ in range(MAX_TURNS):
@@ -189,6 +200,8 @@ class EngineRun:
         answer.tokens.extend(output.new_token_ids)
         answer.logprobs.extend(output.logprobs)
         answer.prompt_logprobs.extend(output.prompt_logprobs)
+        answer.hidden.extend(np.frombuffer(state, np.float32) for state in output.hidden)
+        answer.embedding = output.embedding or answer.embedding
         answer.cached = max(answer.cached, output.num_cached_tokens)
         reason = output.finish_reason
         if reason is not None:

@@ -15,7 +15,7 @@ from cardan.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfi
 from cardan.errors import CheckpointError, UnsupportedError, UnsupportedModelError
 from cardan.ops import round_to
 from cardan.ops.definitions import NumpyArray
-from cardan.platform import Forward, ModelFacts, Parameter, ParameterKind, Runner, Source
+from cardan.platform import Forward, ModelFacts, Parameter, ParameterKind, Runner, Source, Step
 from cardan.platform.model import RopeTable
 from cardan.testing.conformance.check import CheckError, NotApplicableError
 from cardan.testing.conformance.subject import Subject
@@ -187,6 +187,12 @@ class LogitBench:
 
     def launch(self, ids: Int32Array, sampling: SamplingBatch, mask: Any = None, position: int = 0) -> Any:
         """The same without waiting; returns the ``Step``."""
+        step = self.open(ids, sampling, position)
+        step.sample(mask=mask)
+        return step
+
+    def open(self, ids: Int32Array, sampling: SamplingBatch, position: int = 0) -> Step:
+        """The same without sampling."""
         count = len(ids)
         slots = (sampling.row_ids * self._span + position).astype(np.int32)
         batch = Batch(
@@ -204,9 +210,7 @@ class LogitBench:
             logits_at=np.arange(count, dtype=np.int32),
             sampling=sampling,
         )
-        step = self.runner.launch(batch)
-        step.sample(mask=mask)
-        return step
+        return self.runner.launch(batch)
 
 
 def sampling_batch(count: int, **changes: Any) -> SamplingBatch:

@@ -6,6 +6,7 @@ It knows no sampler; it drives a runner over a model whose logits it chose.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -53,6 +54,7 @@ def checks(subject: Subject) -> Iterator[Check]:
         "penalties": _run_penalties,
         "penalties-of-a-reused-row": _run_reused_row,
         "logit-bias": _run_bias,
+        "logits-on-the-host": _run_host_logits,
         "grammar-mask": _run_mask,
         "a-row-of-nan-fails-alone": _run_nan,
         "logprobs": _run_logprobs,
@@ -223,6 +225,40 @@ def _run_bias(subject: Subject) -> None:
         expect(
             bool(bench.step(ids[:1], everything).failed[0]), "a row that forbids every token is not marked as failed"
         )
+
+
+def _run_host_logits(subject: Subject) -> None:
+    """Some rows' logits come to the host, and others' are given; rows beside them, and logprobs, stay the model's."""
+    with _bench(subject, Feature.HOST_LOGITS, Feature.LOGIT_BIAS) as bench:
+        ids, rows = _ids(5), [3, 1]
+        wants = np.full(5, subject.capabilities.supports(Feature.LOGPROBS))
+        sampling = sampling_batch(5, want_logprobs=wants)
+        step = bench.open(ids, sampling)
+        shown = step.logits(rows)
+        expect(shown.shape == (2, VOCAB), f"logits of 2 rows have the shape {list(shown.shape)}")
+        error = float(np.abs(shown - bench.table[ids[rows]]).max())
+        expect(error <= 1e-5 * float(np.abs(bench.table).max()), f"logits on the host are off by {error:.2e}")
+        given = np.stack((np.arange(VOCAB), -shown[0])).astype(np.float32)
+        changed = replace(
+            sampling,
+            given_logits=(np.array([0, 3], np.int32), given),
+            bias_index=np.zeros(1, np.int32),
+            bias_ids=np.array([VOCAB - 1], np.int32),
+            bias_values=np.array([-np.inf], np.float32),
+        )
+        shown[:] = 0
+        step.sample(changed)
+        result = step.result()
+        best = bench.table[ids].argmax(axis=1)
+        least = int(bench.table[ids[3]].argmin())
+        _hold(result.tokens, [VOCAB - 2, int(best[1]), int(best[2]), least, int(best[4])], "given logits")
+        if wants.any():
+            wanted = log_softmax(bench.table[ids[3]])[least]
+            entry = result.logprobs[3]
+            expect(
+                entry is not None and abs(entry.logprob - wanted) <= 1e-3,
+                f"the logprob of a token by given logits is {entry}, expected the model's own {wanted:.4f}",
+            )
 
 
 def _run_mask(subject: Subject) -> None:

@@ -14,11 +14,14 @@ from typing import Any
 import numpy as np
 
 from cardan.models import DecoderModel, build_model
+from cardan.ops import ReferenceOps
 from cardan.ops.definitions import NumpyArray
 from cardan.platform import Model
 from cardan.testing.conformance.check import NotApplicableError
 from cardan.testing.conformance.tiny_configs import CONTEXT
-from cardan.testing.reference_forward import model_logits
+from cardan.testing.reference_forward import DenseForward, dense_weights, model_logits
+from cardan.testing.rounded_ops import RoundedOps
+from cardan.types import Float32Array
 
 ROUNDING_SLACK = 4.0
 
@@ -85,6 +88,7 @@ class TinyCheckpoint:
         self.model: Model = build_model(self.config, folder.name, info)
         self._logits: dict[tuple[int, ...], NumpyArray] = {}
         self._rounding: dict[tuple[tuple[int, ...], str], float] = {}
+        self._states: dict[tuple[tuple[int, ...], str], NumpyArray] = {}
 
     def logits(self, ids: Sequence[int]) -> NumpyArray:
         """Float64 logits at every position, ``[len(ids), vocab]``."""
@@ -108,3 +112,22 @@ class TinyCheckpoint:
             found = ROUNDING_SLACK * float(np.abs(rounded - self.logits(ids)).max())
             self._rounding[key] = found
         return found
+
+    def hidden(self, ids: Sequence[int], dtype: str = "float64") -> NumpyArray:
+        """Hidden states after the final norm, ``[len(ids), hidden]``; in other types than float64, as ``rounding``."""
+        key = (tuple(ids), dtype)
+        found = self._states.get(key)
+        if found is None:
+            ops = ReferenceOps() if dtype == "float64" else RoundedOps(dtype)
+            forward = DenseForward(ops, key[0], self.model.rope_tables(CONTEXT))
+            found = self.model.hidden(ops, dense_weights(self.model, self._tensors, ops), forward)
+            self._states[key] = found
+        return found
+
+    def hidden_rounding(self, ids: Sequence[int], dtype: str) -> float:
+        """How far any number of a sequence's hidden states may be off; see ``rounding``."""
+        return ROUNDING_SLACK * float(np.abs(self.hidden(ids, dtype) - self.hidden(ids)).max())
+
+    def embeds(self, ids: Sequence[int]) -> Float32Array:
+        """Rows of the embedding table, ``[len(ids), hidden]``."""
+        return self._tensors["model.embed_tokens.weight"][list(ids)].astype(np.float32)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from cardan.platform import Runner, Step
-from cardan.types import Batch, ForwardMode, StepResult
+from cardan.types import Batch, Float32Array, ForwardMode, StepResult
 
 
 class _WatchedStep(Step):
@@ -23,6 +23,10 @@ class _WatchedStep(Step):
     def replayed(self) -> bool:
         """As the platform says."""
         return self._step.replayed
+
+    def logits(self, rows: Sequence[int]) -> Float32Array:
+        """See ``Step.logits``."""
+        return self._step.logits(rows)
 
     def sample(self, sampling: Any = None, mask: Any = None) -> None:
         """See ``Step.sample``."""
