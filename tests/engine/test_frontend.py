@@ -239,6 +239,33 @@ def test_abort_ends_all_choices_of_a_request_and_no_other(engine):
     engine.run(scenario())
 
 
+@pytest.mark.parametrize("rid", ["early", None])
+def test_an_abort_reaches_a_request_whose_prompt_is_being_tokenized(engine, monkeypatch, rid):
+    tokenizing, may_go_on = asyncio.Event(), asyncio.Event()
+
+    async def slowly(text, add_special_tokens):
+        tokenizing.set()
+        await may_go_on.wait()
+        return [1, 2, 3]
+
+    async def scenario():
+        monkeypatch.setattr(engine.frontend, "_tokenize", slowly)
+        sampling = SamplingParams(max_new_tokens=500, ignore_eos=True, n=2)
+        wanted = GenerateRequest(text="x", rid="early", sampling=sampling)
+        running = asyncio.create_task(collect(engine.frontend, wanted))
+        await tokenizing.wait()
+        await engine.frontend.abort("another")
+        await engine.frontend.abort(rid)
+        may_go_on.set()
+        outputs = await running
+        assert {output.finish_reason.kind for output in outputs if output.finish_reason} == {FinishKind.ABORT}
+        assert len(ids(outputs)) < 500
+        assert not engine.frontend._admissions
+        await wait_idle(engine.frontend)
+
+    engine.run(scenario())
+
+
 def test_abort_of_everything(engine):
     async def scenario():
         tasks = [

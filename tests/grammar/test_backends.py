@@ -126,6 +126,17 @@ def test_white_space_can_be_forbidden(backend_name: str) -> None:
     assert not takes(compiled.matcher(), "[ 1]")
 
 
+def test_thousands_of_choices_can_be_told_apart() -> None:
+    backend = GRAMMAR_BACKENDS["llguidance"].make(vocabulary(), GrammarOptions())
+    choices = [f"c{number}" for number in range(10_000)]
+    for kind, value, text in (("choice", choices, "c7777"), ("json_schema", {"enum": choices}, '"c7777"')):
+        matcher = backend.compile(spec(kind, value)).matcher()
+        for token in WORDS_TOKENIZER.encode(text):
+            assert token in allowed(matcher)
+            assert matcher.accept(token), matcher.error
+        assert EOS in allowed(matcher)
+
+
 def test_a_grammar_that_nothing_matches_is_refused() -> None:
     made = GRAMMAR_BACKENDS["llguidance"].make(vocabulary(), GrammarOptions())
     loop = {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}}

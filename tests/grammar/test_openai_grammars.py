@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -44,7 +45,9 @@ def tiny_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerThre
     folder = write_tiny_model(tmp_path_factory.mktemp("served") / "tiny")
     template = folder.with_name("tools.jinja")
     template.write_text(TEMPLATE)
-    server = serve(model=str(folder), platform="null", max_total_tokens=8192, chat_template=str(template))
+    server = serve(
+        model=str(folder), platform="null", max_total_tokens=8192, chat_template=str(template), json_whitespace="none"
+    )
     yield server
     server.stop()
 
@@ -75,6 +78,111 @@ def test_a_grammar_that_does_not_compile_is_a_400(tiny_server: ServerThread, str
     assert answer.status_code == 400
     assert "unclosed group" in answer.json()["error"]["message"]
     assert answer.json()["error"]["param"] == "regex"
+
+
+OBJECT = {
+    "type": "object",
+    "properties": {"ok": {"type": "boolean"}},
+    "required": ["ok"],
+    "additionalProperties": False,
+}
+FORM = {"type": "json_schema", "json_schema": {"name": "x", "schema": OBJECT}}
+TAGS: dict[str, Any] = {
+    "structures": [{"begin": "<f>", "schema": OBJECT, "end": "</f>"}],
+    "triggers": ["<f"],
+}
+GBNF = 'root ::= "ab" | "cde"'
+OK = r"\{\"ok\":(true|false)\}"
+WAYS: list[tuple[dict[str, Any], str]] = [
+    ({"response_format": FORM}, OK),
+    ({"response_format": {"type": "json_object"}}, r"\{.*"),
+    ({"response_format": {"type": "text"}, "regex": "[xy]{3}"}, "[xy]{3}"),
+    ({"response_format": {"type": "structural_tag", **TAGS}}, ".*"),
+    ({"json_schema": OBJECT}, OK),
+    ({"json_schema": json.dumps(OBJECT)}, OK),
+    ({"guided_json": OBJECT}, OK),
+    ({"regex": "[ab]{3}"}, "[ab]{3}"),
+    ({"guided_regex": "[ab]{3}"}, "[ab]{3}"),
+    ({"ebnf": GBNF}, "ab|cde"),
+    ({"ebnf": 'start: "ab" | "cde"'}, "ab|cde"),
+    ({"guided_grammar": GBNF}, "ab|cde"),
+    ({"choice": ["ab", "cde"]}, "ab|cde"),
+    ({"guided_choice": ["ab", "cde"]}, "ab|cde"),
+    ({"structural_tag": TAGS}, ".*"),
+    ({"structured_outputs": {"json": OBJECT}}, OK),
+    ({"structured_outputs": {"regex": "[ab]{3}"}}, "[ab]{3}"),
+    ({"structured_outputs": {"choice": ["ab", "cde"]}}, "ab|cde"),
+    ({"structured_outputs": {"grammar": GBNF}}, "ab|cde"),
+    ({"structured_outputs": {"json_object": True}}, r"\{.*"),
+    ({"structured_outputs": {"structural_tag": TAGS}}, ".*"),
+    ({"structured_outputs": {"json": None, "regex": "[ab]{3}"}}, "[ab]{3}"),
+]
+
+
+NATIVE = {"json_schema", "regex", "ebnf", "choice", "structural_tag"}
+
+
+@pytest.mark.parametrize(("fields", "pattern"), WAYS, ids=[f"{i}-{min(way)}" for i, (way, _) in enumerate(WAYS)])
+def test_every_way_to_ask(tiny_server: ServerThread, fields: dict[str, Any], pattern: str) -> None:
+    chat = ask(tiny_server, **fields).json()["choices"][0]["message"]["content"]
+    post = tiny_server.http.post
+    text = post("/v1/completions", json={"prompt": "x", "max_tokens": 200, **fields}).json()["choices"][0]["text"]
+    answers = [chat, text]
+    if set(fields) <= NATIVE:
+        native = post("/generate", json={"text": "x", "sampling_params": {"max_new_tokens": 200, **fields}})
+        answers.append(native.json()["text"])
+    for answer in answers:
+        assert re.fullmatch(pattern, answer, re.DOTALL), answer
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"regex": "a", "choice": ["b"]}, "'regex' and 'choice' both constrain the output"),
+        ({"response_format": FORM, "ebnf": GBNF}, "both constrain the output; at most one of them can"),
+        ({"structured_outputs": {"regex": "a", "choice": ["b"]}}, "may have one entry, got choice, regex"),
+        ({"structured_outputs": {"jsn": OBJECT}}, "has the unknown field 'jsn'"),
+        ({"structured_outputs": []}, "'structured_outputs' must be an object"),
+        ({"response_format": "json"}, "must be an object whose 'type' is text, json_object"),
+        ({"response_format": {"type": "json_schema"}}, "must be an object with 'name' and 'schema'"),
+        ({"response_format": {"type": "json_object", "schema": OBJECT}}, "has the unknown field 'schema'"),
+        ({"choice": []}, "'choice' must be a list of at least one text"),
+        ({"choice": ["a", ""]}, "at least one text, none of them empty"),
+        ({"regex": ""}, "'regex' must be a text, not empty"),
+        ({"json_schema": 5}, "'json_schema' must be an object, or its JSON as a text"),
+        ({"structural_tag": {"structures": []}}, "expected {'structures'"),
+    ],
+)
+def test_wrong_ways_to_ask_are_named(tiny_server: ServerThread, fields: dict[str, Any], message: str) -> None:
+    answer = ask(tiny_server, **fields)
+    assert answer.status_code == 400, answer.text
+    assert message in answer.json()["error"]["message"]
+
+
+WIDE = "start: " + " | ".join(f'"c{number}"' for number in range(5000))
+"""Its first token leaves so many ways to go on that the backend gives up."""
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_grammar_that_runs_into_a_limit_is_the_requests_fault(tiny_server: ServerThread, stream: bool) -> None:
+    answer = ask(tiny_server, ebnf=WIDE, stream=stream)
+    assert answer.status_code == 400, answer.text
+    error = answer.json()["error"]
+    assert error["code"] == "grammar_limit"
+    assert error["type"] == "invalid_request_error"
+    assert "max is" in error["message"]
+
+
+def test_a_request_that_forbids_every_token_is_told_so(tiny_server: ServerThread) -> None:
+    params = {"regex": "[ab]+", "logit_bias": {str(token): -1e300 for token in range(250)}}
+    answer = tiny_server.http.post("/generate", json={"text": "x", "sampling_params": params})
+    assert answer.status_code == 400, answer.text
+    assert answer.json()["error"]["code"] == "no_token_allowed"
+    assert "Forbid less" in answer.json()["error"]["message"]
+    good = {"max_new_tokens": 2}
+    many = tiny_server.http.post("/generate", json={"text": ["x", "y"], "sampling_params": [params, good]})
+    assert many.status_code == 200
+    assert [one["meta_info"]["finish_reason"]["type"] for one in many.json()] == ["error", "length"]
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from grammar_words import EOS, WORDS_TOKENIZER, allowed, spec, vocabulary
 
-from cardan.errors import RequestError
+from cardan.errors import EngineBusyError, RequestError
 from cardan.grammar import GRAMMAR_BACKENDS, FreeMask, GrammarCompiler, GrammarOptions, GrammarSession, MaskBuffers
 from cardan.grammar import compiler as compiling
 from cardan.grammar import session as sessions
@@ -164,14 +164,51 @@ def test_a_compilation_that_hangs_fails_its_request_and_no_other() -> None:
     assert len(found) == compiling.MAX_LOST_THREADS
     for error in found.values():
         assert "longer than 0.2 s (--grammar-compile-timeout-s)" in str(error)
-    with pytest.raises(RequestError, match="still being compiled after their time"):
+    with pytest.raises(EngineBusyError, match="still being compiled after their time"):
         compiler.submit("more", spec("regex", "c"))
+    with pytest.raises(RequestError, match="compiling it took longer"):
+        compiler.submit("again", spec("regex", "slow0"))
     slow.go.set()
     deadline = time.monotonic() + 20
     while compiler._lost and time.monotonic() < deadline:
         time.sleep(0.01)
     assert compiler.submit("more", spec("regex", "c")) is None
     assert wait_ready(compiler, 1)[0].result == "c"
+    assert compiler.submit("again", spec("regex", "slow0")) == "slow0", "what was compiled late is there"
+    compiler.close()
+
+
+def test_the_time_of_making_the_backend_counts_for_no_grammar() -> None:
+    fast = Slow()
+    fast.go.set()
+
+    def make() -> Any:
+        time.sleep(0.3)
+        return fast
+
+    compiler = GrammarCompiler(make, 0.1)
+    compiler.submit("r1", spec("regex", "a"))
+    compiler.submit("r2", spec("regex", "b"))
+    assert {one.result for one in wait_ready(compiler, 2)} == {"a", "b"}
+    compiler.close()
+
+
+def test_compilations_that_end_just_as_their_time_does_lose_no_thread() -> None:
+    class Close:
+        def compile(self, asked: Any) -> Any:
+            time.sleep(0.004 + int(asked.text) % 5 / 2000)
+            return asked.text
+
+    compiler = GrammarCompiler(Close, 0.005)
+    for number in range(150):
+        compiler.submit("r", spec("regex", str(number)))
+        (ready,) = wait_ready(compiler, 1)
+        assert ready.result == str(number) or "took longer than" in str(ready.result)
+        deadline = time.monotonic() + 5
+        while compiler._lost and time.monotonic() < deadline:
+            time.sleep(0.0005)
+        assert compiler._lost == 0
+    assert compiler._num_threads <= compiling.NUM_THREADS
     compiler.close()
 
 

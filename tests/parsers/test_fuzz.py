@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import time
 from collections import Counter
 
 import pytest
@@ -20,6 +21,7 @@ from cardan.parsers import (
     Content,
     Reasoning,
     Wanted,
+    read_answer,
 )
 
 FRAGMENTS = [
@@ -103,6 +105,30 @@ def test_words_without_markers_come_through_unchanged(name: str, text: str) -> N
     answer.add(feed(AnswerFormat(name).parser(Wanted(tools=context())), text))
     assert answer.content == text
     assert not answer.calls
+
+
+@pytest.mark.parametrize(
+    ("name", "piece"),
+    [
+        ("hermes", "<tool_call>"),
+        ("hermes", "<tool_call> "),
+        ("hermes", '<tool_call>{"name": "get_weather", "arguments": {'),
+        ("pythonic", "["),
+        ("pythonic", "[get_weather(city=["),
+        ("mistral", "[TOOL_CALLS]["),
+        ("mistral", '[TOOL_CALLS] {"name":'),
+        ("kimi_k2", "<|tool_call_begin|>"),
+        ("qwen3_coder", "<tool_call><function=get_weather><parameter=city>"),
+        ("glm45", "<tool_call>get_weather<arg_key>city</arg_key>"),
+        ("llama3", "<|python_tag|>{"),
+        ("deepseekv3", "<｜tool▁call▁begin｜>function<｜tool▁sep｜>"),
+    ],
+)
+def test_calls_that_all_break_off_cost_no_more_than_their_length(name: str, piece: str) -> None:
+    started_s = time.process_time()
+    answer = read_answer(AnswerFormat(name).parser(Wanted(tools=context())), piece * 10_000)
+    assert time.process_time() - started_s < 10
+    assert not answer.unfinished
 
 
 @pytest.mark.parametrize("name", sorted(CALLS))

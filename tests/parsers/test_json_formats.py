@@ -50,6 +50,19 @@ HERMES = [
         '<tool_call>{"name": "get_weather", "arguments": {"city": "two\nlines\tand a tab"}}</tool_call>',
         calls=(("get_weather", {"city": "two\nlines\tand a tab"}),),
     ),
+    *(
+        Sample(text, content=text)
+        for text in (
+            '<tool_call>{"name": "get_weather", "arguments": {"days": 1e999}}</tool_call>',
+            '<tool_call>{"name": "get_weather", "arguments": {"days": -%s}}</tool_call>' % ("9" * 400),
+            '<tool_call>{"name": "get_weather", "arguments": {"city": "\\ud800"}}</tool_call>',
+            '<tool_call>{"name": "get_weather", "arguments": {"city": "\\ud800\\u0041"}}</tool_call>',
+            '<tool_call>{"name": "get_weather", "arguments": {"city": "\\uDFFF\\uD800"}}</tool_call>',
+            '<tool_call>{"name": "get_weather", "id": "\\udc00", "arguments": {}}</tool_call>',
+            '<tool_call>{"name": "get_weather", "arguments": "{\\"days\\": 1e999}"}</tool_call>',
+            '<tool_call>{"name": "get_weather", "arguments": "{\\"city\\": \\"\\\\ud800\\"}"}</tool_call>',
+        )
+    ),
     Sample(
         'One <tool_call>{"name": "launch", "arguments": {"at": 5}}</tool_call> two',
         content='One <tool_call>{"name": "launch", "arguments": {"at": 5}}</tool_call> two',

@@ -80,7 +80,7 @@ class FakeTokenizer:
         return variable in self.variables
 
     def render_chat(
-        self, messages: Any, *, tools: Any = None, add_generation_prompt: bool = True, **kwargs: Any
+        self, messages: Any, /, *, tools: Any = None, add_generation_prompt: bool = True, **kwargs: Any
     ) -> str:
         self.rendered = {"messages": messages, **({"tools": tools} if tools else {}), **kwargs}
         if not self.has_chat_template:

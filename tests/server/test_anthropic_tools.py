@@ -67,6 +67,23 @@ def test_thinking_words_and_two_calls(tool_claude: anthropic.Anthropic) -> None:
     assert {"thinking", "signature", "text", "content_block_stop"} <= set(kinds)
 
 
+@pytest.mark.parametrize("value", ["1e999", "-" + "9" * 310, '"\\ud800"'], ids=["huge", "digits", "half-a-pair"])
+def test_arguments_that_no_reader_can_hold_are_no_call(tool_server: ServerThread, value: str) -> None:
+    text = f'<tool_call>{{"name": "look", "arguments": {{"city": {value}}}}}</tool_call>'
+    asked = {"model": "tiny", **asking(text, tools=[TOOL])}
+    whole = tool_server.http.post("/v1/messages", json=asked)
+    assert whole.status_code == 200, whole.text
+    assert [block["type"] for block in whole.json()["content"]] == ["text"]
+    assert whole.json()["content"][0]["text"] == text
+    streamed = tool_server.http.post("/v1/messages", json={**asked, "stream": True}).text
+    assert '"stop_reason":"end_turn"' in streamed
+    assert "api_error" not in streamed
+    function = {"name": "look", "parameters": {"type": "object"}}
+    asked = {"model": "tiny", "messages": asked["messages"], "tools": [{"type": "function", "function": function}]}
+    line = tool_server.http.post("/api/chat", json={**asked, "stream": False})
+    assert line.json()["message"]["content"] == text
+
+
 def test_events_of_blocks_follow_each_other(tool_server: ServerThread) -> None:
     text = f"<think>Hm.</think>See.\n{PARIS}"
     events = events_of(tool_server.http, **asking(text, tools=[TOOL], thinking=THINK))

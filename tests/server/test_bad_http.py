@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import gzip
 import json
 import socket
 import threading
@@ -173,6 +174,118 @@ def test_garbage_that_is_not_http(server: ServerThread) -> None:
             while sock.recv(4096):
                 pass
     assert_serves(server.http)
+
+
+def raw(server: ServerThread, data: bytes) -> bytes:
+    """What a server answers to bytes on a connection of their own."""
+    host, port = server.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=10) as sock:
+        sock.sendall(data)
+        answer = b""
+        while more := sock.recv(65536):
+            answer += more
+    return answer
+
+
+@pytest.mark.parametrize("host", [b"[", b"a/b", b"a?b#c", b"", b"a:b:c", b"user@[::1]x"])
+def test_what_a_client_calls_the_host_changes_nothing(server: ServerThread, host: bytes) -> None:
+    end = b" HTTP/1.1\r\nConnection: close\r\nHost: " + host + b"\r\n"
+    assert raw(server, b"GET /page/page.css" + end + b"\r\n").startswith(b"HTTP/1.1 200")
+    missing = raw(server, b"GET /nothing" + end + b"\r\n")
+    assert missing.startswith(b"HTTP/1.1 404")
+    assert b"There is no route '/nothing'." in missing
+    wrong = raw(server, b"POST /v1/messages" + end + b"Content-Length: 1\r\n\r\n[")
+    assert wrong.startswith(b"HTTP/1.1 400")
+    assert b'"type":"error"' in wrong, "the error has the form of the route's API"
+
+
+def test_requests_of_one_connection_are_answered_in_order(server: ServerThread) -> None:
+    """Pipelined: all are sent before the first is answered."""
+    bodies = [b'{"text": "%d"}' % number for number in range(4)]
+    head = b"POST /tokenize HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n"
+    sent = b"".join(head % len(body) + b"\r\n" + body for body in bodies[:-1])
+    answer = raw(server, sent + head % len(bodies[-1]) + b"Connection: close\r\n\r\n" + bodies[-1])
+    tokens = [json.loads(part.split(b"\r\n\r\n")[1])["tokens"] for part in answer.split(b"HTTP/1.1 200 OK")[1:]]
+    expected = [server.http.post("/tokenize", content=body).json()["tokens"] for body in bodies]
+    assert tokens == expected
+
+
+def test_compressed_bodies_are_refused(client: httpx.Client) -> None:
+    body = gzip.compress(b'{"text": "a"}' + b" " * 10_000_000)
+    for route in ("/generate", "/v1/messages", "/api/generate"):
+        response = client.post(route, content=body, headers={"Content-Encoding": "gzip"})
+        assert response.status_code == 415
+        assert "Content-Encoding 'gzip'" in str(response.json()["error"])
+    plain = {"text": "a", "sampling_params": {"max_new_tokens": 1}}
+    assert client.post("/generate", json=plain, headers={"Content-Encoding": "identity"}).status_code == 200
+
+
+WRONG_IN_MILLIONS: list[tuple[str, dict[str, Any], str]] = [
+    ("/v1/responses", {"input": "x"}, "include"),
+    ("/v1/embeddings", {}, "input"),
+    ("/api/embed", {"model": "tiny"}, "input"),
+    ("/v1/score", {"query": "x", "label_token_ids": [1]}, "items"),
+    ("/v1/score", {"query": "x", "items": ["y"]}, "label_token_ids"),
+    ("/v1/completions", {"prompt": "x"}, "stop"),
+    ("/v1/completions", {"prompt": "x"}, "temperature"),
+    ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}]}, "tool_choice"),
+]
+
+
+@pytest.mark.parametrize(("route", "body", "name"), WRONG_IN_MILLIONS)
+def test_millions_of_wrong_values_cost_no_more_than_reading_them(
+    client: httpx.Client, route: str, body: dict[str, Any], name: str
+) -> None:
+    data = json.dumps({**body, name: []}).encode().replace(b"[]", b"[" + b"null," * 700_000 + b"null]", 1)
+    started_s = time.monotonic()
+    response = client.post(route, content=data)
+    assert response.status_code == 400, response.text
+    assert len(response.text) < 1000
+    assert time.monotonic() - started_s < 5
+
+
+_TEXT = {"type": "text", "text": "x"}
+_USER = {"role": "user", "content": "x"}
+_USES = {"role": "assistant", "content": [{"type": "tool_use", "id": "a", "name": "f", "input": {}}]}
+_RESULT = {"type": "tool_result", "tool_use_id": "a", "content": [_TEXT] * 100_000}
+_CLAUDE: dict[str, Any] = {"max_tokens": 2, "tools": [{"name": "f", "input_schema": {}}], "messages": [_USER]}
+_CALLS = {"role": "assistant", "tool_calls": [{"function": {"name": "f"}}] * 50_000}
+MANY_PIECES: dict[str, tuple[str, dict[str, Any], str]] = {
+    "results": (
+        "/v1/messages",
+        {**_CLAUDE, "messages": [_USER, _USES, {"role": "user", "content": [_RESULT]}]},
+        "16384",
+    ),
+    "system": ("/v1/messages", {**_CLAUDE, "system": [_TEXT] * 100_000}, "16384"),
+    "tools": (
+        "/v1/messages",
+        {**_CLAUDE, "tools": [{"name": "f", "input_schema": {}}] * 100_000},
+        "at most 1024 tools",
+    ),
+    "items": ("/v1/responses", {"input": [_USER] * 100_000}, "'input' may hold at most 16384"),
+    "outputs": (
+        "/v1/responses",
+        {"input": [_USER, {"type": "function_call_output", "call_id": "a", "output": [_TEXT] * 100_000}]},
+        "'input' may hold at most 16384",
+    ),
+    "ollama": ("/api/chat", {"model": "tiny", "messages": [_USER] * 100_000}, "16384"),
+    "calls": ("/api/chat", {"model": "tiny", "messages": [_USER, _CALLS, _USER]}, "at most 1024 calls, got 50000"),
+}
+
+
+@pytest.mark.parametrize("name", MANY_PIECES)
+def test_pieces_beyond_any_context_are_counted_and_not_read(client: httpx.Client, name: str) -> None:
+    route, body, message = MANY_PIECES[name]
+    response = client.post(route, json=body)
+    assert response.status_code == 400
+    assert message in str(response.json()["error"])
+
+
+def test_a_million_labels(client: httpx.Client) -> None:
+    labels = ",".join(f'"{number}": {number}' for number in range(200_000))
+    response = client.post("/v1/responses", content='{"input": "x", "metadata": {' + labels + "}}")
+    assert response.status_code == 400
+    assert "may have at most 16 entries" in response.json()["error"]["message"]
 
 
 def test_huge_wrong_values_are_not_repeated(client: httpx.Client) -> None:

@@ -75,6 +75,7 @@ def test_reasoning(bare: ServerThread, parsing: ServerThread) -> None:
         ("separate_reasoning", {"text": "x", "reasoning_parser": "hermes"}, "reasoning_parser", "one of deepseek-r1"),
         ("parse_function_call", {"text": "x", "tools": [1], "tool_call_parser": "hermes"}, "tools[0]", "an object"),
         ("separate_reasoning", {"text": "x", "tools": []}, "tools", "Unknown field"),
+        ("separate_reasoning", {"text": "x" * (2**20 + 1)}, "text", "at most 1048576 characters"),
     ],
 )
 def test_bad_texts_to_parse(bare: ServerThread, route: str, body: Any, param: str, message: str) -> None:

@@ -415,8 +415,38 @@ def test_formats_that_cannot_be_strict(start_chat: Callable[..., ServerThread]) 
     server = start_chat(tool_call_parser="mistral")
     tool = {"type": "function", "function": {"name": "f", "strict": True}}
     response = server.http.post("/v1/chat/completions", json=asking("x", tools=[tool]))
-    assert response.status_code == 400
-    assert "which calls in the format mistral cannot be held to" in response.json()["error"]["message"]
+    assert response.headers["X-Cardan-Unenforced"] == "strict"
+    assert server.engine.seen[-1].sampling.grammar is None
+    asked = {"model": "tiny", "tools": [{"type": "function", "name": "f", "strict": True}], "input": say("x")}
+    with server.http.stream("POST", "/v1/responses", json={**asked, "stream": True}) as streamed:
+        streamed.read()
+    assert streamed.headers["X-Cardan-Unenforced"] == "strict"
+    claude = {"name": "f", "input_schema": {"type": "object"}, "strict": True}
+    asked = {"model": "tiny", "max_tokens": 9, "tools": [claude], "messages": [{"role": "user", "content": say("x")}]}
+    assert server.http.post("/v1/messages", json=asked).headers["X-Cardan-Unenforced"] == "strict"
+    for fields in ({"tool_choice": "required"}, {"tool_choice": "none"}, {"tools": [NOW]}):
+        held = server.http.post("/v1/chat/completions", json=asking("x", **{"tools": [tool], **fields}))
+        assert held.status_code == 200
+        assert "X-Cardan-Unenforced" not in held.headers
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"name": "get_weather", "arguments": {"city": 5}}',
+        f"<think>I could {PARIS} here",
+        f"<think>I could {PARIS} here</think>No.",
+    ],
+    ids=["without-tags", "unclosed-reasoning", "in-reasoning"],
+)
+def test_what_no_grammar_holds_is_no_strict_call(api: openai.OpenAI, text: str) -> None:
+    """Without ``strict`` such texts are calls; their arguments are held to nothing."""
+    strict: Any = {"type": "function", "function": {**WEATHER["function"], "strict": True}}
+    message = api.chat.completions.create(**asking(text, tools=[strict, NOW])).choices[0].message
+    assert not message.tool_calls
+    reasoning = (message.model_extra or {}).get("reasoning_content") or ""
+    assert "get_weather" in (message.content or "") + reasoning
+    assert api.chat.completions.create(**asking(text)).choices[0].message.tool_calls
 
 
 def test_parsers_can_be_turned_off(start_chat: Callable[..., ServerThread]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
+import time
 from collections.abc import Iterator
 from datetime import datetime
 from typing import Any
@@ -15,6 +16,7 @@ import pytest
 from server_fakes import FakeEngine, ServerThread, say
 
 from cardan.config import EngineConfig, ModelConfig, ServerConfig
+from cardan.server.ollama.prompts import fill_template
 
 HELLO: Any = [{"role": "user", "content": "Hello"}]
 GREEDY: Any = {"temperature": 0, "num_predict": 8}
@@ -226,6 +228,7 @@ def _prompt_of(server: ServerThread) -> str:
     [
         ("{{ .Prompt }}", "P"),
         ("{{.System}}|{{- .Prompt -}}|{{ .Response }} end", "S|P|"),
+        ("{{ .Prompt }}{{", "P{{"),
         ("no places", "no places"),
     ],
 )
@@ -234,6 +237,13 @@ def test_templates(start_fake: Any, template: str, prompt: str) -> None:
     body = {"model": "tiny", "prompt": "P", "system": "S", "template": template, "stream": False}
     assert server.http.post("/api/generate", json={**body, "options": {"num_predict": 1}}).status_code == 200
     assert _prompt_of(server) == prompt
+
+
+def test_a_template_of_brackets_costs_no_more_than_its_length() -> None:
+    started_s = time.monotonic()
+    assert fill_template("{{" * 500_000, "P", "S") == "{{" * 500_000
+    assert fill_template("{{.Prompt}}" * 50_000 + "{{", "P", "S") == "P" * 50_000 + "{{"
+    assert time.monotonic() - started_s < 5
 
 
 def test_the_last_message_of_the_assistant_is_continued(start_fake: Any) -> None:

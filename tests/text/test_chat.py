@@ -224,6 +224,20 @@ def test_what_the_template_has_no_place_for_is_refused(smollm2: Tokenizer) -> No
     assert smollm2.render_chat([USER], tools=[]) == smollm2.render_chat([USER], tools=None)
 
 
+def test_names_of_python_are_no_special_variables(smollm2: Tokenizer) -> None:
+    """``self`` is what a method calls its object; a request may write what it likes."""
+    for name in ("self", "messages_", "cls", "kwargs"):
+        with pytest.raises(RequestError, match=f"has no place for '{name}'"):
+            smollm2.render_chat([USER], **{name: 1})
+
+
+def test_arguments_of_a_call_that_are_nested_too_deeply() -> None:
+    call = {"function": {"name": "f", "arguments": "[" * 100_000}}
+    with pytest.raises(RequestError, match="The arguments of a call are nested too deeply") as caught:
+        render("{{ messages[0].tool_calls[0].function.name }}", [{"role": "assistant", "tool_calls": [call]}])
+    assert caught.value.param == "messages"
+
+
 def test_a_variable_of_the_template_cannot_replace_a_field() -> None:
     with pytest.raises(RequestError, match="'messages' has a field of its own"):
         render("{{ messages[0].content }}", extra={"messages": []})

@@ -12,6 +12,7 @@ import shutil
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any, Self, TypeVar, cast
 
 import zmq
@@ -67,6 +68,19 @@ whoever asks over HTTP has mostly given up by then."""
 logger = logging.getLogger(__name__)
 
 
+@dataclass(slots=True, eq=False)
+class _Admission:
+    """A request whose prompt is being tokenized.
+
+    Attributes:
+        rid: the caller's id, or None.
+        aborted: somebody aborted it meanwhile.
+    """
+
+    rid: str | None
+    aborted: bool = False
+
+
 class Frontend:
     """Implements ``cardan.engine.api.AsyncEngine`` over a scheduler and a detokenizer process.
 
@@ -87,6 +101,7 @@ class Frontend:
         self._receiver: asyncio.Task[None] | None = None
         self._tokenizing = ThreadPoolExecutor(2, thread_name_prefix="tokenize")
         self._requests = OpenRequests()
+        self._admissions: list[_Admission] = []
         self._calls: dict[int, asyncio.Future[Any]] = {}
         self._last_call = 0
         self._ready: dict[str, asyncio.Future[Any]] = {
@@ -244,6 +259,17 @@ class Frontend:
             self._abort_wire_ids(self._requests.close(opened))
 
     async def _admit(self, request: GenerateRequest) -> OpenRequest:
+        admission = _Admission(request.rid)
+        self._admissions.append(admission)
+        try:
+            opened = await self._open(request)
+        finally:
+            self._admissions.remove(admission)
+        if admission.aborted:
+            self._abort_wire_ids(list(opened.choices))
+        return opened
+
+    async def _open(self, request: GenerateRequest) -> OpenRequest:
         arrival_s = time.monotonic()
         self._check_taking()
         check_request(request, self._limits)
@@ -292,6 +318,8 @@ class Frontend:
 
     async def abort(self, rid: str | None) -> None:
         """Abort one request, or all for None. An unknown id is ignored."""
+        for admission in self._admissions:
+            admission.aborted |= rid in (None, admission.rid)
         if rid is None:
             self._abort_wire_ids(
                 [wire_id for open_rid in self._requests.rids for wire_id in self._requests.wire_ids(open_rid)]

@@ -1,4 +1,4 @@
-"""Compiles grammars beside the scheduler: in threads, each grammar once, failures remembered, never for too long.
+"""Compiles grammars beside the scheduler: in threads, each grammar once, failures remembered, none waited for too long.
 
 It knows no request and no scheduler: what is ready is fetched between two steps.
 """
@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from queue import SimpleQueue
 
-from cardan.errors import CardanError, RequestError
+from cardan.errors import CardanError, EngineBusyError, RequestError
 from cardan.grammar.backend import CompiledGrammar, GrammarBackend
 from cardan.grammar.limits import refused_grammar
 from cardan.grammar_spec import GrammarSpec
@@ -37,9 +37,10 @@ class _Entry:
     Attributes:
         spec: the grammar.
         waiting: ids of those who wait for it.
-        started_s: when a thread began, or None.
+        started_s: when a thread began to compile it, or None.
         result: the compiled grammar or the error, once there is one.
         given_up: it took too long.
+        ended: the thread has come back from it.
     """
 
     spec: GrammarSpec
@@ -47,6 +48,7 @@ class _Entry:
     started_s: float | None = None
     result: CompiledGrammar | CardanError | None = None
     given_up: bool = False
+    ended: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +84,7 @@ class GrammarCompiler:
         self._ready: list[Ready] = []
         self._num_threads = 0
         self._lost = 0
+        self._lock = threading.Lock()  # a compilation either ends in time or is given up
         self._totals: Counter[str] = Counter()
         self._compile_s = 0.0
 
@@ -89,8 +92,10 @@ class GrammarCompiler:
         """Ask for a grammar. Returns it if it is there; else ``take_ready`` will name ``name``.
 
         Raises:
-            CardanError: it failed before, or too many compilations hang.
+            CardanError: it failed before.
+            EngineBusyError: too many compilations hang.
         """
+        self._take_done()
         key = (str(spec.kind), spec.text, spec.allow_unenforced)
         entry = self._entries.get(key)
         if entry is not None:
@@ -98,8 +103,9 @@ class GrammarCompiler:
             self._totals["grammar_cache_hits"] += 1
         else:
             if self._lost >= MAX_LOST_THREADS:
-                raise refused_grammar(
-                    spec, f"{self._lost} other grammars are still being compiled after their time; try again later"
+                raise EngineBusyError(
+                    f"{self._lost} other grammars are still being compiled after their time "
+                    "(--grammar-compile-timeout-s), so no more is begun. Try again later."
                 )
             entry = self._entries[key] = _Entry(spec)
             self._begin(entry)
@@ -118,8 +124,7 @@ class GrammarCompiler:
 
     def take_ready(self) -> list[Ready]:
         """Who has waited long enough: their grammar is compiled, or failed, or took too long."""
-        while not self._done.empty():
-            self._finish(*self._done.get())
+        self._take_done()
         now_s = time.monotonic()
         for entry in self._entries.values():
             started_s = entry.started_s
@@ -160,34 +165,34 @@ class GrammarCompiler:
 
     def _work(self) -> None:
         while (entry := self._jobs.get()) is not None:
-            if self._is_given_up(entry):
-                continue
-            entry.started_s = started_s = time.monotonic()
-            result = self._compile(entry.spec)
-            self._compile_s += time.monotonic() - started_s
-            if self._is_given_up(entry):  # and so was this thread
-                self._lost -= 1
-                return
+            begun_s = time.monotonic()
+            result = self._compile(entry)
+            self._compile_s += time.monotonic() - begun_s
             self._done.put((entry, result))
+            with self._lock:
+                entry.ended = True
+                if entry.given_up:  # and so was this thread
+                    self._lost -= 1
+                    return
 
-    @staticmethod
-    def _is_given_up(entry: _Entry) -> bool:
-        return entry.given_up  # set by the other thread
-
-    def _compile(self, spec: GrammarSpec) -> CompiledGrammar | CardanError:
+    def _compile(self, entry: _Entry) -> CompiledGrammar | CardanError:
         try:
             with self._backend_lock:
                 if self._backend is None:
                     self._backend = self._make()
-            return self._backend.compile(spec)
+            entry.started_s = time.monotonic()  # reading the vocabulary is no fault of the first grammar's
+            return self._backend.compile(entry.spec)
         except CardanError as error:
             return error
         except Exception as error:  # noqa: BLE001 - whatever a compiler raises fails the grammar, not the server
-            return refused_grammar(spec, f"the compiler failed ({type(error).__name__}: {error})")
+            return refused_grammar(entry.spec, f"the compiler failed ({type(error).__name__}: {error})")
+
+    def _take_done(self) -> None:
+        while not self._done.empty():
+            self._finish(*self._done.get())
 
     def _finish(self, entry: _Entry, result: CompiledGrammar | CardanError) -> None:
-        if entry.given_up:
-            return
+        """Keep what a thread made; one that came late is there for those who ask again."""
         entry.result = result
         failed = isinstance(result, CardanError)
         self._totals["grammar_failed" if failed else "grammar_compiled"] += 1
@@ -195,9 +200,12 @@ class GrammarCompiler:
 
     def _give_up(self, entry: _Entry) -> None:
         """Fail a grammar whose time is over; its thread is replaced, and ends when it comes back."""
-        self._lost += 1
+        with self._lock:
+            if entry.ended:
+                return  # just now; the result is among those that are done
+            self._lost += 1
+            entry.given_up = True
         self._num_threads -= 1
-        entry.given_up = True
         entry.result = refused_grammar(
             entry.spec,
             f"compiling it took longer than {self._timeout_s:g} s (--grammar-compile-timeout-s); make it simpler",

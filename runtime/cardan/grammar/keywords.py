@@ -123,8 +123,9 @@ def _missing(name: str, value: Any, table: KeywordTable) -> str | None:
 
 
 def _requires_undeclared(part: dict[str, Any]) -> bool:
-    required, declared = part.get("required"), part.get("properties", {})
-    return isinstance(required, list) and any(name not in declared for name in required)
+    required, declared = part.get("required"), part.get("properties")
+    names = declared.keys() if isinstance(declared, dict) else ()
+    return isinstance(required, list) and any(not isinstance(name, str) or name not in names for name in required)
 
 
 def _asks_nothing(name: str, value: Any) -> bool:

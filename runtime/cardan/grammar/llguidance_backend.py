@@ -200,7 +200,8 @@ class LlguidanceBackend:
                 return build.grammar_from_regex(unanchored(spec.text))
             case GrammarKind.CHOICE:
                 quoted = (json.dumps(choice, ensure_ascii=False) for choice in read_choices(spec))
-                return build.grammar_from_lark("start: " + " | ".join(quoted))
+                # One word of many forms; as alternatives of a rule, each would take a place in the parser's table.
+                return build.grammar_from_lark("start: CHOICE\nCHOICE: " + " | ".join(quoted))
             case GrammarKind.EBNF:
                 return build.grammar_from_lark(self._rules(spec))
             case GrammarKind.STRUCTURAL_TAG:

@@ -79,7 +79,9 @@ class AnswerFormat:
         if wanted.forced and tools is not None:
             inner = ForcedCallsParser(tools)
         elif self.tools is not None and tools is not None:
-            inner, starts = self.tools.build(tools), self.tools.starts
+            inner = self.tools.build(tools)
+            # A grammar that holds calls begins behind the reasoning, so calls in it are none.
+            starts = () if tools.framed else self.tools.starts
         if reasoning is None or not wanted.reasoning:
             return inner
         tags = (reasoning.opening, reasoning.closing)

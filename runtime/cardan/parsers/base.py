@@ -5,9 +5,11 @@ It knows no format.
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 import re
 import uuid
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -45,10 +47,12 @@ class ParserContext:
         tools: JSON schemas of the parameters by name of the function. Calls of other functions are content; without
             any, every name is taken.
         new_id: gives each call its id, where the model writes none.
+        framed: only calls in the format's own frame are calls, since a grammar holds those and no others.
     """
 
     tools: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     new_id: Callable[[], str] = new_call_id
+    framed: bool = False
 
     def knows(self, name: str) -> bool:
         """Whether a function may be called."""
@@ -96,21 +100,29 @@ class ScriptedParser:
     def _advance(self) -> list[Event]:
         next(self._script, None)
         events, self._events = self._events, []
-        return events
+        return list(_joined(events))
 
     def _emit(self, event: Event) -> None:
-        last = self._events[-1] if self._events else None
-        match last, event:
-            case _, Content("") | Reasoning("") | CallArguments(_, ""):
+        match event:
+            case Content("") | Reasoning("") | CallArguments(_, ""):
                 return
-            case Content(before), Content(text):
-                self._events[-1] = Content(before + text)
-            case Reasoning(before), Reasoning(text):
-                self._events[-1] = Reasoning(before + text)
-            case CallArguments(index, before), CallArguments(same, text) if index == same:
-                self._events[-1] = CallArguments(index, before + text)
+        self._events.append(event)
+
+
+def _joined(events: Iterable[Event]) -> Iterator[Event]:
+    """The same with the texts of neighbours of one kind in one event, each text copied once."""
+    for _, group in itertools.groupby(events, key=_kind):
+        neighbours = list(group)
+        match neighbours[0]:
+            case Content() | Reasoning() | CallArguments() if len(neighbours) > 1:
+                text = "".join(one.text for one in neighbours)  # type: ignore[union-attr]
+                yield dataclasses.replace(neighbours[0], text=text)
             case _:
-                self._events.append(event)
+                yield from neighbours
+
+
+def _kind(event: Event) -> tuple[type[Event], int]:
+    return type(event), event.index if isinstance(event, CallArguments) else 0
 
 
 class CallParser(ScriptedParser):

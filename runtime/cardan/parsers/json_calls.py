@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import json
 
+import msgspec
+
 from cardan.parsers.base import BrokenCallError, CallParser
 from cardan.parsers.json_values import expect, read_text, read_value
 from cardan.parsers.source import Script
@@ -97,6 +99,8 @@ class BareCallParser(JsonCallParser):
         yield from super()._read()
 
     def _read_opening(self) -> Script[None]:
+        if self._context.framed:
+            raise BrokenCallError
         yield from self._source.skip_space()
         fence = yield from self._source.accept_any(("```json", "```"))
         yield from self._read_objects()
@@ -139,8 +143,7 @@ def as_object(arguments: str) -> str:
     if isinstance(value, str):
         arguments = value.strip()
         try:
-            arguments.encode()
-            value = json.loads(arguments or "{}", parse_constant=_refuse)
+            value = msgspec.json.decode(arguments.encode() or b"{}")
         except (ValueError, RecursionError):
             raise BrokenCallError from None
     if value is None or not arguments:
@@ -148,7 +151,3 @@ def as_object(arguments: str) -> str:
     if not isinstance(value, dict):
         raise BrokenCallError
     return arguments
-
-
-def _refuse(name: str) -> None:
-    raise ValueError(name)

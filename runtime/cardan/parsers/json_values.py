@@ -1,11 +1,14 @@
 """JSON as models write it, read while it arrives: what is passed on is always the beginning of valid JSON.
 
+Numbers that no float64 holds, and halves of surrogate pairs, are not: readers of JSON fail on them.
+
 It does not know what a call looks like.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Callable
 
@@ -20,6 +23,8 @@ Emit = Callable[[str], None]
 _IN_STRING = frozenset('"\\') | frozenset(map(chr, range(32)))
 _NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?")
 _HEX = frozenset("0123456789abcdefABCDEF")
+_HIGH_HALVES, _LOW_HALVES = range(0xD800, 0xDC00), range(0xDC00, 0xE000)
+"""Codes of the halves of a pair that stands for one character."""
 
 
 def read_value(source: Source, emit: Emit, depth: int = 0) -> Script[None]:
@@ -39,7 +44,7 @@ def read_value(source: Source, emit: Emit, depth: int = 0) -> Script[None]:
         yield from read_string(source, emit)
     elif first == "-" or first.isdigit():
         number = yield from source.take_while(lambda character: character in "+-.eE0123456789")
-        if not _NUMBER.fullmatch(number):
+        if not _NUMBER.fullmatch(number) or not math.isfinite(float(number)):
             raise BrokenCallError
         emit(number)
     else:
@@ -110,10 +115,27 @@ def _read_escape(source: Source) -> Script[str]:
     source.take(1)
     if kind != "u":
         return kind
+    first = yield from _read_code(source)
+    if _in(_LOW_HALVES, first):
+        raise BrokenCallError
+    if not _in(_HIGH_HALVES, first):
+        return kind + first
+    yield from expect(source, "\\u")
+    second = yield from _read_code(source)
+    if not _in(_LOW_HALVES, second):
+        raise BrokenCallError
+    return f"u{first}\\u{second}"
+
+
+def _read_code(source: Source) -> Script[str]:
     digits = yield from source.take_while(_HEX.__contains__, 4)
     if len(digits) < 4:
         raise BrokenCallError
-    return kind + digits
+    return digits
+
+
+def _in(codes: range, digits: str) -> bool:
+    return int(digits, 16) in codes
 
 
 def expect(source: Source, literal: str) -> Script[None]:

@@ -5,6 +5,7 @@ What a script finds depends on the text alone, never on how it was split. It kno
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Generator, Iterable
 from typing import TypeAlias, TypeVar
 
@@ -21,7 +22,7 @@ MAX_SPACES = 64
 class Markers:
     """Texts to look for, and what must be held back because it may still become one of them."""
 
-    __slots__ = ("_first", "_prefixes", "texts")
+    __slots__ = ("_first", "_pattern", "_prefixes", "texts")
 
     def __init__(self, texts: Iterable[str]) -> None:
         """Take the texts.
@@ -33,17 +34,15 @@ class Markers:
         for marker in self.texts:
             if not marker or any(marker in other for other in self.texts if other != marker):
                 raise ValueError(f"The marker {marker!r} is empty or part of another one.")
+        # Searched for together, so that reading on costs what is read, not what is left.
+        self._pattern = re.compile("|".join(map(re.escape, self.texts))) if self.texts else None
         self._prefixes = frozenset(text[:length] for text in self.texts for length in range(1, len(text)))
         self._first = frozenset(text[0] for text in self.texts)
 
     def find(self, text: str, start: int) -> tuple[int, str] | None:
         """The first marker in ``text`` from ``start`` on."""
-        found: tuple[int, str] | None = None
-        for marker in self.texts:
-            at = text.find(marker, start)
-            if at >= 0 and (found is None or at < found[0]):
-                found = (at, marker)
-        return found
+        found = self._pattern.search(text, start) if self._pattern is not None else None
+        return None if found is None else (found.start(), found[0])
 
     def num_held(self, text: str, start: int) -> int:
         """How many characters at the end of ``text`` may be the beginning of a marker."""
@@ -130,11 +129,12 @@ class Source:
 
         Nothing is taken when none does, and an empty text is returned.
         """
-        space = 0
+        space, longest = 0, max(map(len, literals))
         while True:
             while self._position + space < len(self._text) and self._text[self._position + space].isspace():
                 space += 1
-            rest = self._text[self._position + space :]
+            begin = self._position + space
+            rest = self._text[begin : begin + longest]
             for literal in literals:
                 if rest.startswith(literal):
                     self.take(space + len(literal))

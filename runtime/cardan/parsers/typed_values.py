@@ -119,7 +119,9 @@ def _dumped(text: str, kind: type, opening: str) -> str | None:
     if not isinstance(value, kind):
         return None
     try:
-        return json.dumps(value, ensure_ascii=False, allow_nan=False)
+        text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+        text.encode()  # halves of surrogate pairs are no text
+        return text
     except (TypeError, ValueError, RecursionError):
         return None
 

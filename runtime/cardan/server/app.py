@@ -57,7 +57,6 @@ def create_app(engine: AsyncEngine, config: EngineConfig, observers: Observers |
     app.router.redirect_slashes = False
     app.state.server = ServerState(engine, config, metrics, observers.makers(server, engine))
     app.state.observers = observers
-    app.state.observers = observers
     app.state.responses = ResponseStore()
     app.state.probe_timeout_s = health.PROBE_TIMEOUT_S
     app.state.metrics_wait_s = health.METRICS_WAIT_S
@@ -81,7 +80,7 @@ def _middleware(server: ServerConfig, metrics: ServerMetrics, observers: Observe
 
 
 async def _answer_http_error(request: Request, error: HTTPException) -> Response:
-    path = shorten(request.url.path)
+    path = shorten(request.scope["path"])
     if error.status_code == 404 and error.detail == "Not Found":
         error = HTTPException(404, f"There is no route '{path}'.")
     elif error.status_code == 405:

@@ -209,6 +209,8 @@ def _with_parsed_arguments(call: Any) -> Any:
         return call
     try:
         arguments = json.loads(function["arguments"] or "{}")
+    except RecursionError:
+        raise RequestError("The arguments of a call are nested too deeply to be read.", param="messages") from None
     except ValueError:
         return call  # not JSON: the model wrote it so, and gets it back so
     return {**call, "function": {**function, "arguments": arguments}}

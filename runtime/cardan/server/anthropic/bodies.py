@@ -1,6 +1,6 @@
 """Bodies of Anthropic's routes: the fields that work, and the ones that are refused or ask for nothing.
 
-It knows no engine and does not look into messages; ``anthropic_history`` does.
+It knows no engine and does not look into messages; ``anthropic.history`` does.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from pydantic import BeforeValidator, Field
 
 from cardan.errors import RequestError
 from cardan.server.http.bodies import Body, Refusal, is_anything, is_one_of, parse_body
+from cardan.server.openai.tools import MAX_TOOLS
 from cardan.server.sampling import MAX_TOKENS, Strings, as_top_k
 
 _LABEL = Refusal("it only labels a request.", is_anything)
@@ -138,7 +139,7 @@ def shared_fields(body: ConversationBody) -> dict[str, Any]:
     """
     fields: dict[str, Any] = {"model": body.model}
     if body.tools:
-        fields["tools"] = [_read_tool(tool, f"tools[{i}]") for i, tool in enumerate(body.tools)]
+        fields["tools"] = [_read_tool(tool, f"tools[{i}]") for i, tool in enumerate(body.tools[: MAX_TOOLS + 1])]
     if body.tool_choice is not None:
         fields |= _read_choice(parse_body(ToolChoice, body.tool_choice, prefix="tool_choice."), body)
     config = read_output_config(body)

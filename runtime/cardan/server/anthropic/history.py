@@ -14,7 +14,6 @@ import msgspec
 from cardan.errors import RequestError
 from cardan.server.anthropic.bodies import CACHE_CONTROL
 from cardan.server.http.bodies import Body, Refusal, is_anything, is_one_of, parse_body
-from cardan.server.openai.bodies import count_pieces
 
 _CITATIONS = Refusal("documents are not cited.", is_one_of([]))
 _BLOCK_REFUSED: Mapping[str, Refusal] = {
@@ -154,7 +153,6 @@ def read_conversation(messages: list[Any], system: object) -> list[dict[str, Any
     """
     if not messages:
         raise RequestError("'messages' is empty; send at least one message.", param="messages")
-    count_pieces(messages)
     reader = _Reader()
     if system is not None and system != []:
         reader.add_text("system", join_texts(system, "system"))

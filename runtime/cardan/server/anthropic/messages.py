@@ -26,10 +26,10 @@ from cardan.server.anthropic.bodies import (
     shared_fields,
 )
 from cardan.server.anthropic.history import read_conversation
-from cardan.server.chats.turns import Turn, effort_fields, open_turn, thinking_fields
+from cardan.server.chats.turns import Turn, effort_fields, open_turn, read_pieces, thinking_fields
 from cardan.server.chats.unenforced import name_unenforced
-from cardan.server.generation import answer
 from cardan.server.http.bodies import Refusal, is_anything, parse_body, read_object
+from cardan.server.http.disconnects import while_connected
 from cardan.server.http.replies import ErrorReply, JsonResponse
 from cardan.server.http.sse import StreamForm, encode_typed_event, open_stream
 from cardan.server.state import ServerState, state_of
@@ -111,7 +111,7 @@ async def messages(request: Request) -> Response:
     if body.stream:
         response: Response = await open_stream(request, _stream(message), FORM)
     else:
-        response = JsonResponse(await answer(request, _whole(message)))
+        response = JsonResponse(await while_connected(request, _whole(message)))
     response.headers["request-id"] = turn.job.request_id
     return name_unenforced(response, state, turn.job)
 
@@ -130,7 +130,8 @@ _ANSWERING = tuple(name for name in MessagesBody.model_fields if name not in Cou
 
 
 async def _open(state: ServerState, body: ConversationBody, fields: dict[str, Any]) -> Turn:
-    conversation = read_conversation(body.messages, body.system)
+    pieces = [{"content": body.system}, *body.messages]
+    conversation = await read_pieces(pieces, "messages", lambda: read_conversation(body.messages, body.system))
     last = conversation[-1]
     if last["role"] == "assistant":
         if "tool_calls" in last:

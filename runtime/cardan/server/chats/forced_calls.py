@@ -10,7 +10,6 @@ from typing import Any
 
 import msgspec
 
-from cardan.errors import RequestError
 from cardan.grammar_spec import GrammarKind, GrammarSpec
 from cardan.parsers import ToolFormat
 from cardan.server.openai.tools import ToolUse
@@ -45,24 +44,15 @@ def forced_grammar(tools: ToolUse, *, parallel: bool) -> GrammarSpec:
     )
 
 
-def strict_grammar(tools: ToolUse, name: str, form: ToolFormat) -> GrammarSpec:
-    """Free text in which every call has arguments that fit its function's schema.
+def strict_grammar(tools: ToolUse, form: ToolFormat) -> GrammarSpec | None:
+    """Free text in which every call has arguments that fit its function's schema; None where the format has no frame.
 
     Args:
         tools: the functions.
-        name: of the format, for messages.
         form: how the model writes calls.
-
-    Raises:
-        RequestError: the format has no such frame, or a schema refers to itself, which a frame cannot.
     """
     if form.frame is None:
-        raise RequestError(
-            f"'tools' asks for \"strict\": true, which calls in the format {name} cannot be held to. Leave 'strict' "
-            "out, or force a call with 'tool_choice'.",
-            param="tools",
-            code="unsupported_parameter",
-        )
+        return None
     structures = []
     for function, schema in (tools.schemas or {}).items():
         begin, end = form.frame(function)

@@ -25,7 +25,7 @@ from cardan.server.state import ServerState
 from cardan.types import LogprobParams, SamplingParams
 
 _EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
-_SWITCHES = ("enable_thinking", "thinking")
+THINKING_SWITCHES = ("enable_thinking", "thinking")
 """Variables with which chat templates turn reasoning on and off."""
 
 
@@ -108,7 +108,8 @@ async def prepare_chat(state: ServerState, body: ChatBody) -> PreparedChat:
         processor=read_processor(body.custom_logit_processor),
         add_special_tokens=False,
     )
-    return PreparedChat(body, Job(request_id, (generate,)), form, wanted)
+    job = Job(request_id, (generate,), unenforced=_unheld(form, tools))
+    return PreparedChat(body, job, form, wanted)
 
 
 def _read_tools(form: AnswerFormat, body: ChatBody) -> ToolUse:
@@ -129,13 +130,24 @@ def _wanted(form: AnswerFormat, body: ChatBody, tools: ToolUse, begun: str) -> W
     context = None
     if tools.wanted:
         new_id = new_call_id if form.tools is None else form.tools.new_id
-        context = ParserContext(tools=tools.schemas or {}, new_id=new_id)
+        context = ParserContext(tools=tools.schemas or {}, new_id=new_id, framed=_holds_calls(form, tools))
     return Wanted(
         tools=context,
         reasoning=body.separate_reasoning is not False,
         prompt=begun,
         forced=tools.wanted and tools.forced,
     )
+
+
+def _holds_calls(form: AnswerFormat, tools: ToolUse) -> bool:
+    """Whether a grammar holds the calls that the model decides to make."""
+    return bool(tools.strict) and not tools.forced and form.tools is not None and form.tools.frame is not None
+
+
+def _unheld(form: AnswerFormat, tools: ToolUse) -> tuple[str, ...]:
+    """``strict``, where functions ask for it and their calls are in a format that no grammar can hold."""
+    asked = tools.wanted and not tools.forced and bool(tools.strict)
+    return ("strict",) if asked and not _holds_calls(form, tools) else ()
 
 
 def _with_grammar(
@@ -153,7 +165,7 @@ def _with_grammar(
     if tools.wanted and tools.forced:
         grammar = forced_grammar(tools, parallel=parallel)
     elif tools.wanted and tools.strict and form.tools is not None:
-        grammar = strict_grammar(tools, form.tool_parser or "", form.tools)
+        grammar = strict_grammar(tools, form.tools)
     if grammar is None:
         return sampling
     reasoning = form.reasoning
@@ -219,11 +231,11 @@ def _effort(state: ServerState, body: ChatBody) -> dict[str, Any]:
     reads = state.engine.tokenizer.template_reads
     found: dict[str, Any] = {"reasoning_effort": effort} if reads("reasoning_effort") else {}
     if not found:
-        found = {switch: effort != "none" for switch in _SWITCHES if reads(switch)}
+        found = {switch: effort != "none" for switch in THINKING_SWITCHES if reads(switch)}
     if not found:
         raise RequestError(
             "'reasoning_effort' has no effect: the model's chat template reads no such variable, and none of "
-            f"{', '.join(_SWITCHES)}. Leave it out.",
+            f"{', '.join(THINKING_SWITCHES)}. Leave it out.",
             param="reasoning_effort",
             code="unsupported_parameter",
         )
@@ -241,5 +253,6 @@ def _render_now(state: ServerState, messages: list[dict[str, Any]], turn: dict[s
         return state.engine.tokenizer.render_chat(messages, **turn)
     except RecursionError:
         raise RequestError(
-            "'chat_template_kwargs' is nested too deeply for the chat template.", param="chat_template_kwargs"
+            "'messages', 'tools' or 'chat_template_kwargs' is nested too deeply for the chat template.",
+            param="messages",
         ) from None

@@ -5,24 +5,24 @@ It knows no API's form of a response.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from cardan.engine.api import GenerateOutput
 from cardan.errors import RequestAbortedError, RequestError
 from cardan.parsers import Answer, Event
-from cardan.server.chats.preparation import answer_format, prepare_chat
+from cardan.server.chats.preparation import THINKING_SWITCHES, answer_format, prepare_chat
 from cardan.server.generation import Choice, Job, check_failed, run_until
 from cardan.server.http.bodies import parse_body
-from cardan.server.openai.bodies import CHAT_REFUSED, ChatBody
+from cardan.server.openai.bodies import CHAT_REFUSED, MANY_PIECES, ChatBody, count_pieces
 from cardan.server.openai.deltas import AnswerReader
 from cardan.server.state import ServerState
 from cardan.types import FinishKind
 
-_SWITCHES = ("enable_thinking", "thinking")
-"""Variables with which chat templates turn reasoning on and off."""
+T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -70,6 +70,22 @@ class Turn:
                 yield self.reader.read(output.text, ends=reason is not None), output
 
 
+async def read_pieces(items: list[Any], param: str, read: Callable[[], T]) -> T:
+    """Read a conversation; beside the event loop where it has many pieces, so that other requests go on.
+
+    Args:
+        items: its messages, as they were sent.
+        param: the field that holds them, for messages.
+        read: reads them.
+
+    Raises:
+        RequestError: they are too many, or one is wrong.
+    """
+    if count_pieces(items, param) > MANY_PIECES:
+        return await asyncio.to_thread(read)
+    return read()
+
+
 async def open_turn(state: ServerState, fields: Mapping[str, Any]) -> Turn:
     """Check a chat and prepare its next turn.
 
@@ -100,11 +116,11 @@ def thinking_fields(state: ServerState, wanted: bool, param: str) -> dict[str, A
         RequestError: it is wanted, and the model cannot.
     """
     reads = state.engine.tokenizer.template_reads
-    switches = {name: wanted for name in _SWITCHES if reads(name)}
+    switches = {name: wanted for name in THINKING_SWITCHES if reads(name)}
     if wanted and not switches and answer_format(state).reasoning is None:
         raise RequestError(
-            f"'{param}' has no effect: the model's chat template reads none of {', '.join(_SWITCHES)}, and this server "
-            "does not know how the model marks its reasoning. Leave it out, or start the server with "
+            f"'{param}' has no effect: the model's chat template reads none of {', '.join(THINKING_SWITCHES)}, and "
+            "this server does not know how the model marks its reasoning. Leave it out, or start the server with "
             "--reasoning-parser NAME.",
             param=param,
             code="unsupported_parameter",
@@ -121,10 +137,10 @@ def effort_fields(state: ServerState, effort: str | None, param: str) -> dict[st
     if effort is None:
         return {}
     reads = state.engine.tokenizer.template_reads
-    if not any(reads(name) for name in ("reasoning_effort", *_SWITCHES)):
+    if not any(reads(name) for name in ("reasoning_effort", *THINKING_SWITCHES)):
         raise RequestError(
             f"'{param}' has no effect: the model's chat template reads none of reasoning_effort, "
-            f"{', '.join(_SWITCHES)}. Leave it out.",
+            f"{', '.join(THINKING_SWITCHES)}. Leave it out.",
             param=param,
             code="unsupported_parameter",
         )

@@ -1,6 +1,6 @@
-"""Names, in a header of the response, the schema keywords that an output was not held to.
+"""Names, in a header of the response, the schema keywords and the like that an output was not held to.
 
-It knows no route; requests that allow this are the only ones that get the header.
+It knows no route; only where this is allowed is there such a header.
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ ResponseT = TypeVar("ResponseT", bound=Response)
 
 
 def name_unenforced(response: ResponseT, state: ServerState, job: Job) -> ResponseT:
-    """The response, with the header where a schema of its job was not enforced in all its keywords."""
+    """The response, with the header where its job was not held to all that it asked for."""
     backend = state.engine.info.grammar_backend
     names = {name for one in job.requests for name in unenforced_names(one.sampling.grammar, backend)}
+    names.update(job.unenforced)
     if names:
         response.headers[HEADER] = ", ".join(_plain(name) for name in sorted(names))
     return response

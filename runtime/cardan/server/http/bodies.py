@@ -6,12 +6,13 @@ It knows no route and no engine: each route brings its body class and its table 
 from __future__ import annotations
 
 import difflib
+import reprlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar, cast
+from typing import Annotated, Any, TypeVar, cast
 
 import msgspec
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, FailFast, ValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
@@ -21,6 +22,27 @@ MAX_SHOWN = 80
 """Longest piece of a wrong value that an error message repeats, in characters."""
 
 BodyT = TypeVar("BodyT", bound="Body")
+
+
+class _FirstError(FailFast):
+    """pydantic's own cannot stand in a union, since it has no hash."""
+
+    def __hash__(self) -> int:
+        return hash(type(self))
+
+
+Texts = Annotated[list[str], _FirstError()]
+"""A list of texts. Of many wrong entries the first is found, and no others are looked for."""
+
+Ids = Annotated[list[int], _FirstError()]
+"""Likewise of token ids."""
+
+IdLists = Annotated[list[Ids], _FirstError()]
+"""Likewise of lists of token ids."""
+
+_REPR = reprlib.Repr()
+_REPR.maxlist = _REPR.maxdict = 16
+_REPR.maxstring = _REPR.maxlong = _REPR.maxother = 200
 
 
 class Body(BaseModel):
@@ -60,9 +82,15 @@ async def read_body(request: Request, max_bytes: int) -> bytes:
     """The whole body, at most ``max_bytes`` long; the limit holds with and without a content length.
 
     Raises:
-        HTTPException: 413 for a longer body.
+        HTTPException: 413 for a longer body, 415 for one that is compressed.
         ClientDisconnect: the client left while sending.
     """
+    encoding = request.headers.get("content-encoding", "")
+    if encoding.strip().lower() not in ("", "identity"):
+        raise HTTPException(
+            415,
+            f"The request body has the Content-Encoding '{shorten(encoding)}'. Send it as it is, without that header.",
+        )
     too_large = HTTPException(
         413, f"The request body is larger than {max_bytes} bytes. Send less, or raise --max-body-bytes."
     )
@@ -173,7 +201,12 @@ def _as_request_error(error: ValidationError, prefix: str) -> RequestError:
     if first["type"] == "value_error" and cause is not None:
         return RequestError(f"'{param}' {cause}", param=param, code="invalid_value")
     message = first["msg"].removeprefix("Input ")
-    return RequestError(f"'{param}' {message}, got {shorten(repr(first['input']))}.", param=param, code="invalid_value")
+    return RequestError(f"'{param}' {message}, got {shown(first['input'])}.", param=param, code="invalid_value")
+
+
+def shown(value: object) -> str:
+    """A value as an error message may repeat it, however large it is."""
+    return shorten(_REPR.repr(value))
 
 
 def shorten(text: str) -> str:

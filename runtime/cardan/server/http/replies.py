@@ -46,10 +46,6 @@ class JsonResponse(Response):
         return msgspec.json.encode(content)
 
 
-class GenerationError(CardanError):
-    """The engine ended a request with an error of its own (such as logits that hold NaN)."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ErrorReply:
     """How an error is told.
@@ -110,6 +106,7 @@ _HTTP_CODES = {
     404: "not_found",
     405: "method_not_allowed",
     413: "body_too_large",
+    415: "unsupported_encoding",
     503: "unavailable",
 }
 
@@ -142,4 +139,5 @@ def _describe_engine_error(error: CardanError) -> ErrorReply:
 
 async def answer_error(request: Request, error: Exception) -> Response:
     """Starlette's exception handler for everything."""
-    return describe_error(error).response(request.url.path)
+    # The path as it was routed; that of ``request.url`` depends on what the client calls the host.
+    return describe_error(error).response(request.scope["path"])

@@ -15,7 +15,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from cardan.server.generation import answer, until_disconnect
+from cardan.server.http.disconnects import until_disconnect, while_connected
 from cardan.server.http.replies import ErrorReply, describe_error
 
 DONE = b"data: [DONE]\n\n"
@@ -105,7 +105,7 @@ async def open_stream(request: Request, events: Events, form: StreamForm = OPENA
         Whatever the events raise before the first one, so that it becomes the HTTP status.
     """
     encoded = _encode_all(events, form)
-    first = await answer(request, _first_of(encoded))
+    first = await while_connected(request, _first_of(encoded))
     return EventStream(first, encoded, form)
 
 

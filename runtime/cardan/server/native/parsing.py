@@ -6,8 +6,9 @@ It runs no model. Whoever gets raw text from ``/generate`` asks here what is in 
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import Annotated, Any
 
+from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -22,18 +23,23 @@ from cardan.server.state import state_of
 LONG_TEXT = 16384
 """Longer texts are taken apart in a thread, so that other requests go on."""
 
+MAX_TEXT = 2**20
+"""Longest text, in characters: more than a model writes, and taking it apart costs a second or more."""
+
+Text = Annotated[str, Field(max_length=MAX_TEXT)]
+
 
 class SeparateBody(Body):
     """Body of ``/separate_reasoning``."""
 
-    text: str
+    text: Text
     reasoning_parser: str | None = None
 
 
 class ParseCallBody(Body):
     """Body of ``/parse_function_call``."""
 
-    text: str
+    text: Text
     tools: list[Any] | None = None
     tool_call_parser: str | None = None
 

@@ -5,7 +5,6 @@ It knows no engine and no HTTP.
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,9 +12,8 @@ import msgspec
 
 from cardan.errors import RequestError
 from cardan.server.ollama.bodies import read_call, read_message
-from cardan.server.openai.bodies import count_pieces
+from cardan.server.openai.tools import MAX_CALLS
 
-_ACTION = re.compile(r"\{\{-?\s*(.*?)\s*-?\}\}", re.DOTALL)
 _PLACES = ("System", "Prompt", "Response")
 
 
@@ -34,6 +32,11 @@ class _Reader:
         if message.thinking:
             read["reasoning_content"] = message.thinking
         if message.tool_calls:
+            if len(message.tool_calls) > MAX_CALLS:
+                raise RequestError(
+                    f"'{where}.tool_calls' may hold at most {MAX_CALLS} calls, got {len(message.tool_calls)}.",
+                    param=f"{where}.tool_calls",
+                )
             read["tool_calls"] = [
                 self._read_call(call, f"{where}.tool_calls[{i}]") for i, call in enumerate(message.tool_calls)
             ]
@@ -69,7 +72,6 @@ def read_conversation(items: list[Any]) -> list[dict[str, Any]]:
     Raises:
         RequestError: a message is wrong.
     """
-    count_pieces(items)
     reader = _Reader()
     for i, item in enumerate(items):
         reader.add(item, f"messages[{i}]")
@@ -84,17 +86,18 @@ def fill_template(template: str, prompt: str, system: str) -> str:
     """
     values = {"System": system, "Prompt": prompt}
     pieces, at = [], 0
-    for match in _ACTION.finditer(template):
-        name = match[1].removeprefix(".")
-        if not match[1].startswith(".") or name not in _PLACES:
+    while (begin := template.find("{{", at)) >= 0 and (end := template.find("}}", begin)) >= 0:
+        action = template[begin + 2 : end].removeprefix("-").removesuffix("-").strip()
+        name = action.removeprefix(".")
+        if not action.startswith(".") or name not in _PLACES:
             raise RequestError(
-                f"'template' has {match[0][:60]!r} in it; only {{{{ .System }}}}, {{{{ .Prompt }}}} and "
-                '{{ .Response }} are filled. Build the prompt yourself and send it with "raw": true.',
+                f"'template' has {template[begin : end + 2][:60]!r} in it; only {{{{ .System }}}}, {{{{ .Prompt }}}} "
+                'and {{ .Response }} are filled. Build the prompt yourself and send it with "raw": true.',
                 param="template",
                 code="unsupported_parameter",
             )
-        pieces.append(template[at : match.start()])
-        at = match.end()
+        pieces.append(template[at:begin])
+        at = end + 2
         if name == "Response":
             return "".join(pieces)
         pieces.append(values[name])

@@ -22,10 +22,11 @@ from cardan.errors import RequestError
 from cardan.parsers import CallEnd, Content, Event, Reasoning
 from cardan.parsers.reasoning import PlainParser
 from cardan.server.chats.preparation import answer_format
-from cardan.server.chats.turns import Turn, effort_fields, open_turn, thinking_fields
+from cardan.server.chats.turns import Turn, effort_fields, open_turn, read_pieces, thinking_fields
 from cardan.server.chats.unenforced import name_unenforced
-from cardan.server.generation import Job, answer
+from cardan.server.generation import Job
 from cardan.server.http.bodies import parse_body, read_object
+from cardan.server.http.disconnects import while_connected
 from cardan.server.http.replies import ErrorReply, JsonResponse
 from cardan.server.http.sse import StreamForm, open_stream
 from cardan.server.ollama.bodies import CHAT_REFUSED, GENERATE_REFUSED, ChatBody, GenerateBody, OllamaBody, Options
@@ -121,7 +122,8 @@ async def chat(request: Request) -> Response:
     options = body.read_options(state.engine.info)
     if not body.messages:
         return _loaded(body)
-    fields = {**_chat_fields(state, body, options), "messages": read_conversation(body.messages)}
+    messages = await read_pieces(body.messages, "messages", lambda: read_conversation(body.messages))
+    fields = {**_chat_fields(state, body, options), "messages": messages}
     if body.tools:
         fields["tools"] = body.tools
     if fields["messages"][-1]["role"] == "assistant":
@@ -233,7 +235,7 @@ async def _respond(request: Request, turn: Turn, body: OllamaBody) -> Response:
     said = _Answer(turn, body, shows)
     if body.stream:
         return name_unenforced(await open_stream(request, _lines(said), FORM), turn.state, turn.job)
-    return name_unenforced(JsonResponse(await answer(request, _whole(said))), turn.state, turn.job)
+    return name_unenforced(JsonResponse(await while_connected(request, _whole(said))), turn.state, turn.job)
 
 
 async def _whole(said: _Answer) -> dict[str, Any]:

@@ -219,17 +219,24 @@ MAX_PIECES = 16384
 """Most messages and parts of messages of one conversation: more than fit into any context, and templates are slow."""
 
 
-def count_pieces(items: list[Any]) -> int:
-    """How many messages and parts of messages there are to read.
+def count_pieces(items: list[Any], param: str = "messages") -> int:
+    """How many messages and parts of messages there are to read, parts of parts included.
 
     Raises:
         RequestError: they are too many.
     """
-    contents = [item.get("content") for item in items if isinstance(item, dict)]
-    count = len(items) + sum(len(content) for content in contents if isinstance(content, list))
+    count = 0
+    pending = [items]
+    while pending and count <= MAX_PIECES:
+        pieces = pending.pop()
+        count += len(pieces)
+        if count <= MAX_PIECES:
+            objects = [piece for piece in pieces if isinstance(piece, dict)]
+            parts = [piece.get(name) for piece in objects for name in ("content", "output")]
+            pending += [part for part in parts if isinstance(part, list)]
     if count > MAX_PIECES:
         raise RequestError(
-            f"'messages' may hold at most {MAX_PIECES} messages and parts of messages, got {count}.", param="messages"
+            f"'{param}' may hold at most {MAX_PIECES} messages and parts of messages, got {count}.", param=param
         )
     return count
 

@@ -16,8 +16,9 @@ from starlette.responses import Response
 from cardan.engine.api import GenerateOutput
 from cardan.server.chats.preparation import PreparedChat, prepare_chat
 from cardan.server.chats.unenforced import name_unenforced
-from cardan.server.generation import Choice, Job, answer, check_failed, new_choices, run_job, run_to_end, run_until
+from cardan.server.generation import Choice, Job, check_failed, new_choices, run_job, run_to_end, run_until
 from cardan.server.http.bodies import parse_body, read_object
+from cardan.server.http.disconnects import while_connected
 from cardan.server.http.replies import JsonResponse
 from cardan.server.http.sse import open_stream
 from cardan.server.openai.bodies import CHAT_REFUSED, ChatBody, StreamOptions
@@ -77,7 +78,7 @@ async def chat_completions(request: Request) -> Response:
     if body.stream:
         return name_unenforced(await open_stream(request, _stream(chat)), state, chat.job)
     choices = new_choices(chat.job)
-    await answer(request, _run(chat, choices))
+    await while_connected(request, _run(chat, choices))
     return name_unenforced(JsonResponse(_whole(chat, choices[0])), state, chat.job)
 
 

@@ -20,8 +20,9 @@ from cardan.engine.api import GenerateOutput, GenerateRequest
 from cardan.engine.logit_processors import read_processor
 from cardan.errors import RequestError
 from cardan.server.chats.unenforced import name_unenforced
-from cardan.server.generation import Choice, Job, answer, check_failed, new_choices, run_job, run_to_end
+from cardan.server.generation import Choice, Job, check_failed, new_choices, run_job, run_to_end
 from cardan.server.http.bodies import parse_body, read_object
+from cardan.server.http.disconnects import while_connected
 from cardan.server.http.replies import JsonResponse
 from cardan.server.http.sse import open_stream
 from cardan.server.openai.bodies import COMPLETION_REFUSED, CompletionBody, StreamOptions
@@ -84,7 +85,7 @@ async def completions(request: Request) -> Response:
     if body.stream:
         return name_unenforced(await open_stream(request, _stream(completion)), state, completion.job)
     choices = new_choices(completion.job)
-    await answer(request, run_to_end(state, completion.job, choices))
+    await while_connected(request, run_to_end(state, completion.job, choices))
     return name_unenforced(JsonResponse(_whole(completion, choices)), state, completion.job)
 
 

@@ -16,8 +16,19 @@ from starlette.responses import Response
 
 from cardan.engine.api import GenerateRequest
 from cardan.errors import RequestError
-from cardan.server.generation import Job, answer, check_failed, run_job
-from cardan.server.http.bodies import Body, Refusal, is_anything, is_one_of, parse_body, read_object
+from cardan.server.generation import Job, check_failed, run_job
+from cardan.server.http.bodies import (
+    Body,
+    IdLists,
+    Ids,
+    Refusal,
+    Texts,
+    is_anything,
+    is_one_of,
+    parse_body,
+    read_object,
+)
+from cardan.server.http.disconnects import while_connected
 from cardan.server.http.replies import JsonResponse
 from cardan.server.ollama.models import check_model
 from cardan.server.prompts import MAX_PROMPTS, check_prompt_ids
@@ -38,7 +49,7 @@ class EmbeddingsBody(Body):
     """Body of ``/v1/embeddings``."""
 
     model: str | None = None
-    input: str | list[str] | list[int] | list[list[int]]
+    input: str | Texts | Ids | IdLists
     encoding_format: Literal["float", "base64"] = "float"
     dimensions: Annotated[int, Field(ge=1)] | None = None
 
@@ -47,7 +58,7 @@ class EmbedBody(Body):
     """Body of ``/api/embed``."""
 
     model: Annotated[str, Field(min_length=1)]
-    input: str | list[str]
+    input: str | Texts
     dimensions: Annotated[int, Field(ge=1)] | None = None
 
 
@@ -58,7 +69,7 @@ async def embeddings(request: Request) -> Response:
     body = parse_body(EmbeddingsBody, await read_object(request, state.config.server.max_body_bytes), _REFUSED)
     state.check_model(body.model)
     job = _build_job(state, _inputs(body.input))
-    vectors, tokens = await answer(request, _embed(state, job, body.dimensions))
+    vectors, tokens = await while_connected(request, _embed(state, job, body.dimensions))
     data = [
         {"object": "embedding", "index": index, "embedding": _encode(vector, body.encoding_format)}
         for index, vector in enumerate(vectors)
@@ -74,7 +85,7 @@ async def ollama_embed(request: Request) -> Response:
     body = parse_body(EmbedBody, await read_object(request, state.config.server.max_body_bytes), _OLLAMA_REFUSED)
     check_model(state, body.model)
     job = _build_job(state, _inputs(body.input))
-    vectors, tokens = await answer(request, _embed(state, job, body.dimensions))
+    vectors, tokens = await while_connected(request, _embed(state, job, body.dimensions))
     return JsonResponse({"model": body.model, "embeddings": vectors, "prompt_eval_count": tokens})
 
 

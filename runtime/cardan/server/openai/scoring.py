@@ -16,8 +16,9 @@ from starlette.responses import Response
 from cardan.engine.api import GenerateRequest
 from cardan.engine.validation import MAX_TOP_LOGPROBS
 from cardan.errors import RequestError
-from cardan.server.generation import Choice, Job, answer, check_failed, new_choices, run_to_end
-from cardan.server.http.bodies import Body, parse_body, read_object
+from cardan.server.generation import Choice, Job, check_failed, new_choices, run_to_end
+from cardan.server.http.bodies import Body, IdLists, Ids, Texts, parse_body, read_object
+from cardan.server.http.disconnects import while_connected
 from cardan.server.http.replies import JsonResponse
 from cardan.server.openai.usage import usage_object
 from cardan.server.prompts import MAX_PROMPTS, check_prompt_ids
@@ -30,9 +31,9 @@ class ScoreBody(Body):
     """Body of ``/v1/score``. Query and items are texts, or token ids."""
 
     model: str | None = None
-    query: str | list[int]
-    items: str | list[str] | list[list[int]]
-    label_token_ids: Annotated[list[int], Field(min_length=1, max_length=MAX_TOP_LOGPROBS)]
+    query: str | Ids
+    items: str | Texts | IdLists
+    label_token_ids: Annotated[Ids, Field(min_length=1, max_length=MAX_TOP_LOGPROBS)]
     apply_softmax: bool = False
     item_first: bool = False
 
@@ -45,7 +46,7 @@ async def score(request: Request) -> Response:
     state.check_model(body.model)
     job = _build_job(state, body)
     choices = new_choices(job)
-    await answer(request, run_to_end(state, job, choices))
+    await while_connected(request, run_to_end(state, job, choices))
     scores = [_scores(body, of_item[0]) for of_item in choices]
     usage = usage_object(state, choices)
     return JsonResponse({"object": "scoring", "model": state.model_name, "scores": scores, "usage": usage})

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from cardan.errors import RequestError
-from cardan.server.http.bodies import Body, Refusal, is_one_of, parse_body, shorten
+from cardan.server.http.bodies import Body, Refusal, is_one_of, parse_body, shorten, shown
 
 MAX_TOOLS = 1024
 """Most functions of one request."""
@@ -146,7 +146,7 @@ def _read_choice(choice: object) -> tuple[Mode | None, str | None]:
         return choice, None  # type: ignore[return-value]
     if not isinstance(choice, dict):
         raise RequestError(
-            f"'tool_choice' is {shorten(repr(choice))}; it must be 'none', 'auto', 'required', or "
+            f"'tool_choice' is {shown(choice)}; it must be 'none', 'auto', 'required', or "
             '{"type": "function", "function": {"name": "…"}}.',
             param="tool_choice",
             code="invalid_value",

@@ -50,7 +50,7 @@ async def root(request: Request) -> Response:
 
 async def part(request: Request) -> Response:
     """GET a file of the page."""
-    return _file(*FILES[request.url.path])
+    return _file(*FILES[request.scope["path"]])
 
 
 async def live(request: Request) -> Response:

@@ -68,7 +68,8 @@ class RequestLog:
     def _prompt(self, request: GenerateRequest) -> str:
         if request.text is not None:
             return request.text[:LONGEST_CONTENTS]
-        # A token has at least a byte, mostly more: no more of them are decoded than can be shown.
-        return self._tokenizer.decode((request.input_ids or ())[:LONGEST_CONTENTS], skip_special_tokens=False)[
-            :LONGEST_CONTENTS
-        ]
+        # A token has at least a byte, mostly more: no more of them are decoded than can be shown. A model may have ids
+        # beyond its tokenizer's, which are no text.
+        known = self._tokenizer.vocab_size
+        ids = [token for token in (request.input_ids or ())[:LONGEST_CONTENTS] if token < known]
+        return self._tokenizer.decode(ids, skip_special_tokens=False)[:LONGEST_CONTENTS]

@@ -1,6 +1,6 @@
 """Body of OpenAI's responses API: the fields that work, and the ones that are refused or ask for nothing.
 
-It knows no engine and does not look into the input; ``responses_input`` does.
+It knows no engine and does not look into the input; ``responses.input`` does.
 """
 
 from __future__ import annotations
@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from cardan.errors import RequestError
-from cardan.server.http.bodies import Body, Refusal, is_anything, is_one_of, parse_body
+from cardan.server.http.bodies import Body, Refusal, Texts, is_anything, is_one_of, parse_body
 from cardan.server.openai.tools import MAX_TOOLS
 from cardan.server.sampling import MAX_TOKENS, MAX_TOP_LOGPROBS
 
@@ -39,6 +39,13 @@ _INCLUDABLE = ("message.output_text.logprobs", "reasoning.encrypted_content")
 MAX_METADATA = 16
 
 
+def _as_metadata(value: object) -> object:
+    """Entries are counted before each is looked at."""
+    if isinstance(value, dict) and len(value) > MAX_METADATA:
+        raise ValueError(f"may have at most {MAX_METADATA} entries, got {len(value)}.")
+    return value
+
+
 class ResponsesBody(Body):
     """Body of ``/v1/responses``."""
 
@@ -51,8 +58,8 @@ class ResponsesBody(Body):
     background: bool = False
     stream: bool = False
     stream_options: dict[str, Any] | None = None
-    include: list[str] = Field(default_factory=list)
-    metadata: dict[str, str] = Field(default_factory=dict)
+    include: Texts = Field(default_factory=list)
+    metadata: Annotated[dict[str, str], BeforeValidator(_as_metadata)] = Field(default_factory=dict)
     temperature: Annotated[float, Field(ge=0, le=100)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] = 0
@@ -131,10 +138,6 @@ def check_body(body: ResponsesBody) -> None:
             raise RequestError(
                 f"'include' holds {name[:60]!r}; only {', '.join(_INCLUDABLE)} can be included.", param="include"
             )
-    if len(body.metadata) > MAX_METADATA:
-        raise RequestError(
-            f"'metadata' may have at most {MAX_METADATA} entries, got {len(body.metadata)}.", param="metadata"
-        )
 
 
 def chat_fields(body: ResponsesBody) -> dict[str, Any]:

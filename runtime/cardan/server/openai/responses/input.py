@@ -14,7 +14,6 @@ from pydantic import Field
 
 from cardan.errors import RequestError
 from cardan.server.http.bodies import Body, Refusal, is_anything, is_one_of, parse_body
-from cardan.server.openai.bodies import count_pieces
 
 _MINE: Mapping[str, Refusal] = {
     # Items that were answers before carry these.
@@ -131,7 +130,6 @@ def read_input(value: str | list[Any]) -> list[dict[str, Any]]:
         return [{"role": "user", "content": value}]
     if not value:
         raise RequestError("'input' is empty; send a text or at least one item.", param="input")
-    count_pieces(value)
     reader = _Reader()
     for i, item in enumerate(value):
         reader.add(item, f"input[{i}]")

@@ -21,10 +21,10 @@ from starlette.responses import Response
 from cardan.engine.api import GenerateOutput
 from cardan.errors import RequestAbortedError, RequestError
 from cardan.parsers import Event, Reasoning
-from cardan.server.chats.turns import Turn, effort_fields, open_turn
+from cardan.server.chats.turns import Turn, effort_fields, open_turn, read_pieces
 from cardan.server.chats.unenforced import name_unenforced
-from cardan.server.generation import answer
 from cardan.server.http.bodies import parse_body, read_object, shorten
+from cardan.server.http.disconnects import while_connected
 from cardan.server.http.replies import ErrorReply, JsonResponse, describe_error
 from cardan.server.http.sse import StreamForm, encode_typed_event, open_stream
 from cardan.server.openai.logprobs import chat_logprobs
@@ -182,13 +182,15 @@ async def create(request: Request) -> Response:
         return name_unenforced(await open_stream(request, _stream(run, store), FORM), state, run.turn.job)
     if body.background:
         return name_unenforced(JsonResponse(_start(run, store)), state, run.turn.job)
-    await answer(request, _run_to_end(run))
+    await while_connected(request, _run_to_end(run))
     _keep(run, store)
     return name_unenforced(JsonResponse(run.response()), state, run.turn.job)
 
 
 async def _open(state: ServerState, store: ResponseStore, body: ResponsesBody) -> _Run:
-    messages = [*_earlier(store, body.previous_response_id), *read_input(body.input)]
+    pieces = body.input if isinstance(body.input, list) else []
+    read = await read_pieces(pieces, "input", lambda: read_input(body.input))
+    messages = [*_earlier(store, body.previous_response_id), *read]
     shown = messages
     if body.instructions is not None:
         shown = [{"role": "system", "content": body.instructions}, *messages]
