@@ -62,12 +62,14 @@ SIMULATOR ?= tests/simulators
 HAS_TORCH_NPU := import sys, importlib.util; sys.exit(importlib.util.find_spec("torch_npu") is None)
 SIMULATED = $(if $(filter npu,$(P)),$(shell $(BIN)/python -c '$(HAS_TORCH_NPU)' 2> /dev/null || echo $(SIMULATOR)))
 
-# What every platform has to get right, on the one that P names, with its options O; one that is not installed
-# yet brings an extra of its name.
+# What every platform has to get right, on the one that P names, with its options O and flags F; one that is not
+# installed yet brings an extra of its name. O=device=emulated tries P=cuda and P=rocm on the stand-in for a GPU, whose
+# kernels Triton interprets; F='--only ops --only kv' takes parts of the suite, and F=--quick leaves the largest out.
 conform: $(VENV)/installed-test $(NATIVE)
 	$(if $(filter-out $(PLATFORM) null npu,$(P)),@$(PIP) -e '.[$(P)]')
 	$(if $(SIMULATED),@echo "torch_npu is not installed: $(P) is tried on the simulator in $(SIMULATED) and computes on the CPU.")
-	$(if $(SIMULATED),PYTHONPATH=$(SIMULATED) )$(BIN)/cardan conform --platform $(P) $(addprefix --platform-option ,$(O))
+	$(if $(SIMULATED),PYTHONPATH=$(SIMULATED) )$(if $(findstring device=emulated,$(O)),TRITON_INTERPRET=1 )$(BIN)/cardan \
+		conform --platform $(P) $(addprefix --platform-option ,$(O)) $(F)
 
 # Every variant of the CPU's kernels, those too that this processor does not run.
 native-compile: $(BIN)/python

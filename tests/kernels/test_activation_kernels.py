@@ -29,6 +29,10 @@ def test_rows_of_several_blocks_and_results_where_they_are_wanted() -> None:
     assert wide[:, 1500:].isnan().all()
 
 
+def test_no_tokens_are_taken_whatever_their_strides() -> None:
+    assert silu_mul(torch.empty(0).as_strided((0, 12), (0, 0)), 6).shape == (0, 6)
+
+
 def test_other_shapes_are_refused() -> None:
     with pytest.raises(UnsupportedError, match=r"must be \[tokens, 12\]"):
         silu_mul(torch.empty(2, 10), 6)

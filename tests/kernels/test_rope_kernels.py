@@ -129,6 +129,15 @@ def test_rotation_in_place_of_views() -> None:
     assert torch.equal(view, want)
 
 
+def test_no_tokens_are_taken_whatever_their_strides() -> None:
+    nothing, positions = torch.empty(0).as_strided((0, 3, 8), (0, 0, 0)), torch.empty(0, dtype=torch.int32)
+    kv = make_pool(torch.float32, 8, 8)
+    assert rope(nothing, positions, make_rotation(4)).shape == (0, 3, 8)
+    write_kv(nothing, nothing, kv, positions)
+    assert rope_and_write_kv((nothing,) * 3, positions, make_rotation(4), kv, positions).shape == (0, 3, 8)
+    assert kv.keys.isnan().all()
+
+
 REFUSED: dict[str, tuple[Any, str]] = {
     "narrow": (lambda: rope(torch.empty(1, 1, 4), torch.zeros(1), make_rotation(4)), "at least 8 wide"),
     "tables": (lambda: Rotation(torch.empty(4, 2), torch.empty(4, 3)), "tables of one shape"),

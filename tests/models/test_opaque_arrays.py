@@ -61,6 +61,9 @@ class HandleForward:
     def attend(self, q: Any, k: Any, v: Any, layer: Any, sinks: Any = None) -> Any:
         return Handle(self._forward.attend(opened(q), opened(k), opened(v), layer))
 
+    def rope_and_attend(self, q: Any, k: Any, v: Any, layer: Any, sinks: Any = None) -> Any:
+        return Handle(self._forward.rope_and_attend(opened(q), opened(k), opened(v), layer))
+
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_models_run_on_handles(family, tmp_path):

@@ -11,7 +11,7 @@ from cardan.ops import OP_SPECS, DenseWeight, Ops, ReferenceOps, at_most, round_
 from cardan.ops.bounds import Tried
 from cardan.ops.rounding import ROUNDOFF, gamma, spread_factor
 
-PROVIDERS = {"token_drawer"}
+PROVIDERS = {"token_drawer", "logit_adjuster"}
 """Methods that compute nothing: they give a kernel, which is held to the sampler that it stands in for."""
 
 METHODS = {

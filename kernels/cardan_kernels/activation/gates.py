@@ -40,7 +40,7 @@ def gelu_mul(gate_up: torch.Tensor, size: int, approximate: bool, out: torch.Ten
 
 
 def _launch(gate_up: torch.Tensor, size: int, gate: int, out: torch.Tensor | None) -> torch.Tensor:
-    if gate_up.dim() != 2 or gate_up.shape[1] != 2 * size or gate_up.stride(1) != 1:
+    if gate_up.dim() != 2 or gate_up.shape[1] != 2 * size or (gate_up.numel() and gate_up.stride(1) != 1):
         raise UnsupportedError(
             f"gate_up must be [tokens, {2 * size}], contiguous in its last axis, got shape {list(gate_up.shape)} with "
             f"strides {gate_up.stride()}. Pass gates and the other half beside each other."

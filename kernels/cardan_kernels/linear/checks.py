@@ -30,6 +30,11 @@ class Epilogue:
     out: torch.Tensor | None = None
     out_dtype: torch.dtype | None = None
 
+    @property
+    def residual_stride(self) -> int:
+        """From row to row of the residual; 0 where there is none."""
+        return 0 if self.residual is None else self.residual.stride(0)
+
 
 def check_linear(x: torch.Tensor, out_features: int, in_features: int, epilogue: Epilogue) -> torch.Tensor:
     """Make sure that shapes and types fit; returns the tensor to write to.

@@ -16,7 +16,7 @@ from cardan_kernels.launching import on_device_of
 from cardan_kernels.linear.checks import Epilogue, check_linear
 from cardan_kernels.linear.coding import CodedMatrix
 from cardan_kernels.linear.decode import byte_values, high_values, low_values
-from cardan_kernels.linear.tiles import end, finish, tile_of
+from cardan_kernels.linear.tiles import Tiling, end, tile_of
 
 MOST_GEMV_ROWS = 8
 HALF_UNIT: tl.constexpr = tl.constexpr(16)
@@ -116,7 +116,7 @@ def _launch_gemv(
         weight.group,
         x.stride(0),
         out.stride(0),
-        0 if epilogue.residual is None else epilogue.residual.stride(0),
+        epilogue.residual_stride,
         CODING=int(weight.coding),
         ROWS=row_block,
         BLOCK_N=config["block_n"],
@@ -131,42 +131,25 @@ def _launch_gemv(
 def _launch_gemm(
     x: torch.Tensor, weight: CodedMatrix, epilogue: Epilogue, out: torch.Tensor, config: tuning.KernelConfig
 ) -> None:
-    rows, columns = out.shape
     block_k = min(_part(weight.group), config["block_k"])
-    steps = weight.in_features // block_k
-    splits = max(1, min(config["split_k"], steps))
-    partials = None
-    if splits > 1:
-        partials = torch.empty((splits, rows, columns), dtype=torch.float32, device=x.device)
-    direct = splits == 1
-    blocks = triton.cdiv(rows, config["block_m"]) * triton.cdiv(columns, config["block_n"])
-    _gemm_kernel[(blocks, splits)](
+    tiling = Tiling.of(out, epilogue, weight.in_features // block_k, config)
+    _gemm_kernel[tiling.grid](
         x,
         weight.codes,
         weight.scales,
         weight.offsets,
-        epilogue.bias if direct else None,
-        epilogue.residual if direct else None,
-        out if partials is None else partials,
-        rows,
-        columns,
+        *tiling.ends,
+        *out.shape,
         weight.in_features,
         weight.group // block_k,
-        triton.cdiv(steps, splits),
+        tiling.steps_a_split,
         x.stride(0),
-        out.stride(0) if partials is None else columns,
-        0 if epilogue.residual is None else epilogue.residual.stride(0),
+        *tiling.strides,
         CODING=int(weight.coding),
-        BLOCK_M=config["block_m"],
-        BLOCK_N=config["block_n"],
         BLOCK_K=block_k,
-        GROUP_M=config["group_m"],
-        num_warps=config.num_warps,
-        num_stages=config.num_stages,
-        enable_fp_fusion=True,
+        **tiling.constants,
     )
-    if partials is not None:
-        finish(partials, epilogue.bias, epilogue.residual, out)
+    tiling.finish()
 
 
 @triton.jit(do_not_specialize=["rows"])

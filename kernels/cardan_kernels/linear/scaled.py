@@ -15,7 +15,7 @@ from cardan_kernels.chips import chip_of
 from cardan_kernels.launching import on_device_of
 from cardan_kernels.linear.checks import Epilogue, check_epilogue
 from cardan_kernels.linear.coding import ScaledMatrix
-from cardan_kernels.linear.tiles import end, finish, tile_of
+from cardan_kernels.linear.tiles import Tiling, end, tile_of
 
 
 def scaled_linear(
@@ -88,44 +88,29 @@ def _launch(
     config: tuning.KernelConfig,
     step: int,
 ) -> None:
-    rows, columns = out.shape
     inner = weight.in_features
     block_k = step or config["block_k"]
     steps = triton.cdiv(inner, block_k)
-    splits = max(1, min(config["split_k"], steps))
-    partials = None
-    if splits > 1:
-        partials = torch.empty((splits, rows, columns), dtype=torch.float32, device=codes.device)
-    blocks = triton.cdiv(rows, config["block_m"]) * triton.cdiv(columns, config["block_n"])
-    _scaled_kernel[(blocks, splits)](
+    tiling = Tiling.of(out, epilogue, steps, config)
+    _scaled_kernel[tiling.grid](
         codes,
         weight.codes,
         scales,
         weight.scales,
-        epilogue.bias if partials is None else None,
-        epilogue.residual if partials is None else None,
-        out if partials is None else partials,
-        rows,
-        columns,
+        *tiling.ends,
+        *out.shape,
         inner,
         weight.group // block_k if step and weight.group < inner else steps,
         128 // block_k if step and scales.shape[1] > 1 else steps,
-        triton.cdiv(steps, splits),
+        tiling.steps_a_split,
         codes.stride(0),
         scales.stride(0),
-        out.stride(0) if partials is None else columns,
-        0 if epilogue.residual is None else epilogue.residual.stride(0),
+        *tiling.strides,
         GROUPED=step > 0,
-        BLOCK_M=config["block_m"],
-        BLOCK_N=config["block_n"],
         BLOCK_K=block_k,
-        GROUP_M=config["group_m"],
-        num_warps=config.num_warps,
-        num_stages=config.num_stages,
-        enable_fp_fusion=True,
+        **tiling.constants,
     )
-    if partials is not None:
-        finish(partials, epilogue.bias, epilogue.residual, out)
+    tiling.finish()
 
 
 @triton.jit(do_not_specialize=["rows"])

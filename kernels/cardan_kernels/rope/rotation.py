@@ -191,7 +191,7 @@ def _heads_together(heads: int, width: int) -> int:
 
 def _check(x: torch.Tensor, rotation: Rotation) -> None:
     width = 2 * rotation.cos.shape[1]
-    if x.dim() != 3 or x.stride(-1) != 1 or x.shape[2] < width:
+    if x.dim() != 3 or (x.numel() and x.stride(-1) != 1) or x.shape[2] < width:
         raise UnsupportedError(
             f"rotated heads must be [tokens, heads, dim], contiguous in the last axis and at least {width} wide as the "
             f"tables say, got shape {list(x.shape)} with strides {x.stride()}. Pass heads the tables were made for."
@@ -200,7 +200,7 @@ def _check(x: torch.Tensor, rotation: Rotation) -> None:
 
 def _check_kv(k: torch.Tensor, v: torch.Tensor, kv: PagedKV) -> None:
     fits = k.shape[1:] == kv.keys.shape[1:] and v.shape[1:] == kv.values.shape[1:] and k.shape[0] == v.shape[0]
-    if not fits or k.stride(-1) != 1 or v.stride(-1) != 1:
+    if not fits or (k.numel() and (k.stride(-1) != 1 or v.stride(-1) != 1)):
         raise UnsupportedError(
             f"keys and values must be [tokens, heads, dim] as the pool's, {list(kv.keys.shape[1:])} and "
             f"{list(kv.values.shape[1:])}, and contiguous in the last axis, got {list(k.shape)} and {list(v.shape)}. "

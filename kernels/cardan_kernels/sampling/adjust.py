@@ -16,6 +16,9 @@ from cardan_kernels import tuning
 from cardan_kernels.chips import chip_of
 from cardan_kernels.launching import on_device_of
 
+PLACES = 128
+"""Places that share a program."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Penalties:
@@ -97,20 +100,27 @@ def adjust_logits(
             num_warps=config.num_warps,
             enable_fp_fusion=False,
         )
-        if bias is not None and bias.rows.shape[0]:
-            _bias_kernel[(triton.cdiv(bias.rows.shape[0], 128),)](
-                out, bias.rows, bias.ids, bias.values, bias.rows.shape[0], out.stride(0), BLOCK=128, num_warps=4
-            )
+    if bias is not None:
+        add_at(out, bias.rows, bias.ids, bias.values)
     return out
 
 
-def count_tokens(tokens: torch.Tensor, lines: torch.Tensor, output: torch.Tensor) -> None:
-    """Add 1 to ``output: float32 [lines, vocab]`` at each of ``tokens: int32 [rows]``; a line of -1 counts nothing."""
-    rows = tokens.shape[0]
-    if rows == 0:
+def add_at(out: torch.Tensor, rows: torch.Tensor, columns: torch.Tensor, values: torch.Tensor) -> None:
+    """Add ``values: float32 [m]`` to places of ``out: float32 [n, width]``, repeated ones summed in any order.
+
+    Args:
+        out: contiguous rows; changed in place.
+        rows: int32 ``[m]``; -1 where an entry stands for nothing.
+        columns: int32 ``[m]``.
+        values: what is added.
+    """
+    count = rows.shape[0]
+    if count == 0:
         return
-    with on_device_of(tokens):
-        _count_kernel[(triton.cdiv(rows, 128),)](tokens, lines, output, rows, output.stride(0), BLOCK=128, num_warps=4)
+    with on_device_of(out):
+        _add_at_kernel[(triton.cdiv(count, PLACES),)](
+            out, rows, columns, values, count, out.stride(0), BLOCK=PLACES, num_warps=4
+        )
 
 
 @triton.jit
@@ -152,22 +162,10 @@ def _adjust_kernel(
 
 
 @triton.jit
-def _bias_kernel(out_ptr, rows_ptr, ids_ptr, values_ptr, count, out_stride, BLOCK: tl.constexpr):
+def _add_at_kernel(out_ptr, rows_ptr, columns_ptr, values_ptr, count, out_stride, BLOCK: tl.constexpr):
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = at < count
     row = tl.load(rows_ptr + at, inside, -1)
-    token = tl.load(ids_ptr + at, inside, 0)
+    column = tl.load(columns_ptr + at, inside, 0)
     value = tl.load(values_ptr + at, inside, 0.0)
-    tl.atomic_add(out_ptr + row.to(tl.int64) * out_stride + token, value, mask=inside & (row >= 0), sem="relaxed")
-
-
-@triton.jit
-def _count_kernel(tokens_ptr, lines_ptr, output_ptr, count, output_stride, BLOCK: tl.constexpr):
-    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    inside = at < count
-    line = tl.load(lines_ptr + at, inside, -1)
-    token = tl.load(tokens_ptr + at, inside, 0)
-    ones = tl.full((BLOCK,), 1.0, tl.float32)
-    tl.atomic_add(
-        output_ptr + line.to(tl.int64) * output_stride + token, ones, mask=inside & (line >= 0), sem="relaxed"
-    )
+    tl.atomic_add(out_ptr + row.to(tl.int64) * out_stride + column, value, mask=inside & (row >= 0), sem="relaxed")

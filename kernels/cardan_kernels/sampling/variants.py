@@ -10,7 +10,7 @@ from collections.abc import Callable
 import torch
 
 from cardan_kernels.compiled.variant import Variant, empty
-from cardan_kernels.sampling.adjust import Penalties, SparseBias, adjust_logits, count_tokens
+from cardan_kernels.sampling.adjust import Penalties, SparseBias, add_at, adjust_logits
 from cardan_kernels.sampling.draw import DrawInputs, draw_tokens
 from cardan_kernels.sampling.noise import gumbel
 
@@ -27,7 +27,7 @@ def variants(name: str) -> tuple[Variant, ...]:
             for mask in ("mask", "no mask")
         ),
         Variant("adjust_logits", {"penalties": "no penalties", "mask": "bias"}, _biaser()),
-        Variant("count_tokens", {}, lambda: count_tokens(_ints(ROWS), _ints(ROWS), _floats(LINES, VOCAB))),
+        Variant("add_at", {}, lambda: add_at(_floats(LINES, VOCAB), _ints(ROWS), _ints(ROWS), _floats(ROWS))),
         Variant("gumbel", {"ids": "all ids"}, lambda: gumbel(_ints(ROWS, 2), _ints(ROWS), VOCAB)),
         Variant("gumbel", {"ids": "some ids"}, lambda: gumbel(_ints(ROWS, 2), _ints(ROWS), _ints(ROWS, 64))),
     )

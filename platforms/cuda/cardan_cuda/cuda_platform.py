@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from cardan.platform import Capability, DeviceInfo, ModelFacts, OpsDevice, Recommendation
+from cardan.platform import Capability, DeviceInfo, ModelFacts, OpsDevice
 from cardan_cuda.features import cuda_features
-from cardan_cuda.flashinfer_limits import flashinfer_version, why_not_flashinfer
+from cardan_cuda.flashinfer_limits import FLASHINFER, flashinfer_version, why_not_flashinfer
 from cardan_torch.gpu.platform import GpuPlatform
 from cardan_torch.gpu.presence import NVIDIA
 
@@ -23,18 +23,16 @@ class CudaPlatform(GpuPlatform):
 
     name = "cuda"
     vendor = NVIDIA
+    library = FLASHINFER.name
     emulated_arch = "sm_90"
 
     def features(self, arch: str) -> dict[str, Capability]:
         """See ``GpuPlatform.features``."""
         return cuda_features(arch, flashinfer_version())
 
-    def recommended_attention(self, facts: ModelFacts, arch: str) -> Recommendation:
-        """FlashInfer where it is installed and takes the model's layers, else Triton."""
-        reason = why_not_flashinfer(facts, flashinfer_version())
-        if reason is None:
-            return Recommendation("flashinfer", f"flashinfer {flashinfer_version()} is installed and takes all layers")
-        return Recommendation("triton", reason)
+    def why_not_library(self, facts: ModelFacts, arch: str) -> str | None:
+        """See ``GpuPlatform.why_not_library``."""
+        return why_not_flashinfer(facts, flashinfer_version())
 
     def make_device(self, device: DeviceInfo, accelerator: Accelerator, options: Mapping[str, Any]) -> OpsDevice:
         """See ``GpuPlatform.make_device``."""

@@ -1,11 +1,10 @@
 """The attention backend ``flashinfer``: its paged wrappers, planned once a step for each kind of layer.
 
-It knows no model and no scheduler. Layers that FlashInfer does not take go through the Triton kernels.
+It knows no model and no scheduler.
 """
 
 from __future__ import annotations
 
-import importlib
 from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,12 +12,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from cardan.platform import AttentionBackend, AttentionMeta
+from cardan.platform import AttentionMeta
 from cardan.types import ForwardMode, Int32Array, KVLayout, LayerKV
-from cardan_cuda.flashinfer_limits import DTYPES, KV_DTYPES, on_tensor_cores, why_not_layer
+from cardan_cuda.flashinfer_limits import FLASHINFER, on_tensor_cores
 from cardan_torch.gpu.accelerator import Accelerator
 from cardan_torch.gpu.kv_pool import GpuKVPool
-from cardan_torch.gpu.page_lists import PageLists, list_pages, no_rows, padded_lengths
+from cardan_torch.gpu.library_attention import LibraryAttention, LibraryPlan
+from cardan_torch.gpu.page_lists import PageLists
 from cardan_torch.gpu.triton_attention import TritonAttention, TritonPlan
 from cardan_torch.tensors import torch_dtype
 
@@ -47,117 +47,66 @@ class LayerKind:
 
 
 @dataclass(slots=True)
-class FlashInferPlan:
+class FlashInferPlan(LibraryPlan):
     """A step.
 
     Attributes:
-        triton: the same step for the Triton kernels, and its integers on the device.
         wrappers: planned, by kind of layer.
-        indices: int32, fixed memory for the pages of all rows, by KV group; None for steps that are not replayed.
     """
 
-    triton: TritonPlan
     wrappers: dict[LayerKind, Any] = field(default_factory=dict)
-    indices: dict[int, torch.Tensor] | None = None
-
-    @property
-    def positions(self) -> torch.Tensor:
-        """int32 ``[tokens]``."""
-        return self.triton.positions
 
 
-class FlashInferAttention(AttentionBackend):
+class FlashInferAttention(LibraryAttention[FlashInferPlan]):
     """Attention by FlashInfer."""
 
-    name = "flashinfer"
+    name = FLASHINFER.name
+    limits = FLASHINFER
 
     def __init__(
         self, accelerator: Accelerator, pool: GpuKVPool, layout: KVLayout, dtype: str, triton: TritonAttention
     ) -> None:
-        """Bind a backend.
-
-        Args:
-            accelerator: where it runs.
-            pool: whose keys and values it reads.
-            layout: of the pool.
-            dtype: of the activations.
-            triton: attends for layers that FlashInfer does not take.
-        """
-        library = importlib.import_module("flashinfer")
-        self.pool = pool
-        self._library: Any = library
-        self._accelerator = accelerator
-        self._triton = triton
+        """See ``LibraryAttention``."""
+        super().__init__(accelerator, pool, layout, dtype, triton)
         self._kv_dtype = layout.dtype
         self._dtype = torch_dtype(dtype)
-        takes = dtype in DTYPES and layout.dtype in KV_DTYPES
-        taken = [layer for layer in layout.layers if takes and why_not_layer(layer) is None]
-        self._kinds = {LayerKind.of(layer): layer for layer in taken}
+        self._kinds = {LayerKind.of(layer): layer for layer in self.taken}
         self._spares: dict[tuple[LayerKind, bool], deque[Any]] = {}
         self._workspace = torch.empty(WORKSPACE_BYTES, dtype=torch.uint8, device=accelerator.device)
 
-    @property
-    def kinds(self) -> tuple[LayerKind, ...]:
-        """Kinds of layers that FlashInfer takes."""
-        return tuple(self._kinds)
-
-    def plan(self, meta: AttentionMeta) -> FlashInferPlan:
+    def _plan(self, triton: TritonPlan, meta: AttentionMeta) -> FlashInferPlan:
         """Plan a wrapper for each kind of layer; decode steps take the decode wrapper, all others prefill's."""
-        plan = FlashInferPlan(self._triton.plan(meta))
+        plan = FlashInferPlan(triton)
         decode = meta.mode is ForwardMode.DECODE
-        groups = {kind.group for kind in self._kinds}
-        pages = {group: self._pages(plan.triton, group, meta.seq_lens) for group in groups}
+        pages = self._pages_by_group(triton, meta.seq_lens)
         for kind, layer in self._kinds.items():
             wrapper = self._spare(kind, layer, decode=decode)
             self._plan_wrapper(wrapper, kind, pages[kind.group], None if decode else meta.query_starts)
             plan.wrappers[kind] = wrapper
         return plan
 
-    def fixed_plan(self, rows: int) -> FlashInferPlan:
-        """See ``ReplayedAttention.fixed_plan``: wrappers over memory that stays, planned for padding rows."""
-        triton = self._triton.fixed_plan(rows)
+    def _reserve(self, triton: TritonPlan) -> FlashInferPlan:
+        """Wrappers over memory that stays."""
+        rows = triton.arrays.num_rows
         most = rows * -(-self.pool.max_length // self.pool.page_size)
-        groups = {kind.group for kind in self._kinds}
         device = self._accelerator.device
-        plan = FlashInferPlan(
-            triton, indices={group: torch.zeros(most, dtype=torch.int32, device=device) for group in groups}
-        )
+        indices = {group: torch.zeros(most, dtype=torch.int32, device=device) for group in self.groups}
+        plan = FlashInferPlan(triton)
         for kind, layer in self._kinds.items():
-            assert plan.indices is not None
-            buffers = (
-                torch.zeros(rows + 1, dtype=torch.int32, device=device),
-                plan.indices[kind.group],
-                torch.ones(rows, dtype=torch.int32, device=device),
-            )
-            plan.wrappers[kind] = self._decode_wrapper(layer, buffers)
-        self.refill(plan, no_rows(self.pool.num_groups))
+            starts = torch.zeros(rows + 1, dtype=torch.int32, device=device)
+            last = torch.ones(rows, dtype=torch.int32, device=device)
+            plan.wrappers[kind] = self._decode_wrapper(layer, (starts, indices[kind.group], last))
         return plan
 
-    def refill(self, plan: FlashInferPlan, meta: AttentionMeta) -> None:
-        """See ``ReplayedAttention.refill``; wrappers are planned anew, outside what was captured."""
-        self._triton.refill(plan.triton, meta)
-        lengths = padded_lengths(meta, plan.triton.arrays.num_rows)
-        pages = {kind.group: self._pages(plan.triton, kind.group, lengths) for kind in plan.wrappers}
+    def _refill(self, plan: FlashInferPlan, lengths: Int32Array) -> None:
+        pages = self._pages_by_group(plan.triton, lengths)
         for kind, wrapper in plan.wrappers.items():
             self._plan_wrapper(wrapper, kind, pages[kind.group], None)
 
-    def forward(
-        self,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        layer: LayerKV,
-        plan: FlashInferPlan,
-        sinks: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        """See ``AttentionBackend.forward``."""
-        wrapper = plan.wrappers.get(LayerKind.of(layer))
-        if wrapper is None or sinks is not None:
-            return self._triton.forward(q, k, v, layer, plan.triton, sinks)
-        self._triton.write(k, v, layer, plan.triton)
+    def _attend(self, q: torch.Tensor, layer: LayerKV, plan: FlashInferPlan) -> torch.Tensor:
         scales = {"k_scale": layer.k_scale, "v_scale": layer.v_scale} if self._kv_dtype.startswith("fp8") else {}
-        out: torch.Tensor = wrapper.run(q.contiguous(), self.pool.pages(layer), **scales)
-        return out.reshape(q.shape[0], layer.q_heads * layer.v_dim)
+        out: torch.Tensor = plan.wrappers[LayerKind.of(layer)].run(q, self.pool.pages(layer), **scales)
+        return out
 
     def _spare(self, kind: LayerKind, layer: LayerKV, *, decode: bool) -> Any:
         """A wrapper whose last plan no step in flight reads: two take turns, since each takes memory to be made."""
@@ -201,6 +150,5 @@ class FlashInferAttention(AttentionBackend):
             **more,
         )
 
-    def _pages(self, plan: TritonPlan, group: int, lengths: Int32Array) -> PageLists:
-        rows = (plan.arrays.row_ids, lengths)
-        return list_pages(self._accelerator, self.pool, group, rows, self.pool.page_size)
+    def _pages_by_group(self, triton: TritonPlan, lengths: Int32Array) -> dict[int, PageLists]:
+        return {group: self._pages(triton, group, lengths, self.pool.page_size) for group in self.groups}

@@ -28,9 +28,11 @@ from cardan_npu.attention import BACKENDS, NpuAttention
 from cardan_npu.graph import NpuGraphRunner, bucket_ladder
 from cardan_npu.kv_pool import NpuKVPool
 from cardan_npu.linear import NpuQuantLinear
-from cardan_npu.memory import NpuMemoryPolicy, tier_of
+from cardan_npu.memory import NPU_MEMORY
 from cardan_npu.ops import NpuOps
 from cardan_torch import DenseLinear, TorchDevice
+from cardan_torch.allocator import allocator_memory, allocator_peak
+from cardan_torch.own_memory import OwnMemoryPolicy
 
 NPU: Any = torch.npu  # type: ignore[attr-defined]
 
@@ -69,7 +71,7 @@ class NpuDevice(TorchDevice):
         NPU.set_device(self.torch_device)
         self._npu_ops = NpuOps(self.torch_device)
         self._ops = self._npu_ops
-        self.graph_rows = graph_rows or tier_of(info.total_memory).graph_rows
+        self.graph_rows = graph_rows or NPU_MEMORY.tier(info.total_memory).top_bucket
         self._linears = (NpuQuantLinear(self.torch_device), DenseLinear(self.torch_device))
         self._runners: list[NpuGraphRunner] = []
 
@@ -80,14 +82,11 @@ class NpuDevice(TorchDevice):
 
     def memory(self) -> Memory:
         """What the driver says, and what torch holds but does not use."""
-        free, total = NPU.mem_get_info(self.torch_device)
-        reserved = NPU.memory_reserved(self.torch_device)
-        spare = reserved - NPU.memory_allocated(self.torch_device)
-        return Memory(total=total, free=free + spare, reserved_by_others=max(total - free - reserved, 0))
+        return allocator_memory(NPU, self.torch_device)
 
     def memory_policy(self) -> MemoryPolicy:
         """All of the NPU's memory but a head-room by its size."""
-        return NpuMemoryPolicy(len(bucket_ladder(self.graph_rows)))
+        return OwnMemoryPolicy(NPU_MEMORY, len(bucket_ladder(self.graph_rows)))
 
     def linear_methods(self) -> tuple[LinearMethod, ...]:
         """Quantized products, then torch's own."""
@@ -120,14 +119,7 @@ class NpuDevice(TorchDevice):
 
     def activation_peak(self, run: Callable[[], None]) -> int | None:
         """By torch's allocator."""
-        NPU.synchronize(self.torch_device)
-        NPU.empty_cache()
-        before = NPU.memory_allocated(self.torch_device)
-        NPU.reset_peak_memory_stats(self.torch_device)
-        run()
-        NPU.synchronize(self.torch_device)
-        peak = int(NPU.max_memory_allocated(self.torch_device))
-        return max(peak - int(before), 0)
+        return allocator_peak(NPU, self.torch_device, run)
 
     def fetch(self, arrays: Sequence[torch.Tensor]) -> NpuFetch:  # type: ignore[override]
         """Start copying to the host."""

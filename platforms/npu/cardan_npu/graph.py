@@ -9,7 +9,6 @@ host are updated before a replay. A captured graph holds at least one of the dev
 
 from __future__ import annotations
 
-import logging
 from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Any
@@ -20,11 +19,10 @@ import torch
 from cardan.platform import AttentionMeta, CapturedStep, GraphRunner
 from cardan_npu.attention import NpuAttention
 from cardan_npu.fixed_plan import FixedPlan
-
-logger = logging.getLogger(__name__)
+from cardan_npu.memory import TOP_BUCKET
+from cardan_torch.ladder import Ladder, row_counts
 
 SMALL_BUCKETS = (1, 2, 4, 8)
-STEP = 8
 
 MOST_GRAPHS = 48
 """Captured steps kept; the one unused for longest goes first. Far below the streams that a device has."""
@@ -32,7 +30,7 @@ MOST_GRAPHS = 48
 
 def bucket_ladder(top: int) -> tuple[int, ...]:
     """Row counts that decode steps are captured for, smallest first; none for ``top`` of 0."""
-    return tuple(rows for rows in (*SMALL_BUCKETS, *range(16, top + 1, STEP)) if rows <= top)
+    return row_counts(SMALL_BUCKETS, top)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,12 +66,11 @@ class NpuGraphRunner(GraphRunner):
         """
         self._backend = backend
         self._step = step
-        self._ladder = bucket_ladder(top)
+        self._ladder = Ladder(bucket_ladder(top), TOP_BUCKET)
         self._captured: OrderedDict[tuple[int, int], Captured] = OrderedDict()
         self._pool: Any = torch.npu.graph_pool_handle()  # type: ignore[attr-defined]
         self._replayed: Any = torch.npu.Event()  # type: ignore[attr-defined]
         self._under_way = False
-        self._said_eager = False
 
     @property
     def buckets(self) -> tuple[tuple[int, int], ...]:
@@ -82,24 +79,12 @@ class NpuGraphRunner(GraphRunner):
 
     def can_replay(self, meta: AttentionMeta) -> bool:
         """Whether a step has no more rows than the largest bucket."""
-        rows = len(meta.row_ids)
-        if rows <= self._ladder[-1]:
-            return rows > 0
-        if not self._said_eager:
-            self._said_eager = True
-            logger.warning(
-                "a decode step of %d rows runs eagerly: steps are captured up to %d rows. "
-                "Raise --platform-option graph_max_rows, or lower --max-running-requests.",
-                rows,
-                self._ladder[-1],
-            )
-        return False
+        return self._ladder.holds(len(meta.row_ids))
 
     def replay(self, input_ids: torch.Tensor, meta: AttentionMeta) -> torch.Tensor:
         """Run a decode step of ``input_ids: int32 [rows]``; returns ``[rows, hidden]``."""
         count = len(meta.row_ids)
-        rows = next(rows for rows in self._ladder if rows >= count)
-        bucket = (rows, self._gathered_width(meta))
+        bucket = (self._ladder.size_for(count), self._gathered_width(meta))
         if self._under_way:  # lengths of the last replay must not change while it runs
             self._replayed.synchronize()
         captured = self._captured.get(bucket)

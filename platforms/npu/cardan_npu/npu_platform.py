@@ -22,7 +22,7 @@ from cardan.platform import (
 from cardan_npu.features import features
 from cardan_npu.install import Install, find
 from cardan_npu.limits import why_not_fused
-from cardan_npu.memory import tier_of
+from cardan_npu.memory import NPU_MEMORY, TOP_BUCKET
 
 SCORE = 60
 """Above other devices that a machine with an NPU may have."""
@@ -64,7 +64,7 @@ class NpuPlatform(Platform):
         """The cap on captured steps."""
         return (
             OptionSpec(
-                name="graph_max_rows",
+                name=TOP_BUCKET,
                 kind=int,
                 default=0,
                 help="most rows of a decode step that is captured; 0 chooses by the size of the memory",
@@ -82,11 +82,9 @@ class NpuPlatform(Platform):
 
     def recommend(self, facts: ModelFacts, device: DeviceInfo) -> Mapping[str, Recommendation]:
         """Sizes by the memory, a type of 16 bits, and which layers the fused attention leaves to torch."""
-        tier = tier_of(device.total_memory)
         return {
+            **NPU_MEMORY.recommended_sizes(device.total_memory),
             "page_size": Recommendation(PAGE, f"the fused attention's pages; prefixes are shared in steps of {PAGE}"),
-            "chunked_prefill_size": Recommendation(tier.chunk, f"for NPUs of {tier.name}"),
-            "max_running_requests": Recommendation(tier.rows, f"for NPUs of {tier.name}"),
             "dtype": _dtype(facts),
             "attention_backend": _attention(facts),
         }
@@ -110,11 +108,11 @@ MOST_GRAPH_ROWS = 256
 
 
 def _graph_rows(options: Mapping[str, Any]) -> int:
-    rows = int(options.get("graph_max_rows", 0))
+    rows = int(options.get(TOP_BUCKET, 0))
     if not 0 <= rows <= MOST_GRAPH_ROWS:
         raise ConfigError(
-            f"--platform-option graph_max_rows must be 0 (automatic) to {MOST_GRAPH_ROWS}, got {rows}. "
-            "Pass --platform-option graph_max_rows=0, or --disable-graph for none."
+            f"--platform-option {TOP_BUCKET} must be 0 (automatic) to {MOST_GRAPH_ROWS}, got {rows}. "
+            f"Pass --platform-option {TOP_BUCKET}=0, or --disable-graph for none."
         )
     return rows
 

@@ -9,10 +9,16 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from cardan.platform import ModelFacts
-from cardan.types import KVKind, LayerKV
+from cardan.types import KVKind
+from cardan_torch.gpu.library_limits import LibraryLimits
 
-HEAD_SIZES = (64, 128)
-DTYPES = ("bfloat16", "float16")
+AITER = LibraryLimits(
+    name="aiter",
+    dtypes=("bfloat16", "float16"),
+    kv_dtypes=None,
+    head_sizes=(64, 128),
+    kinds=(KVKind.FULL,),
+)
 ARCHS = ("gfx942", "gfx950")
 """Chips that its kernels are written for."""
 
@@ -23,28 +29,10 @@ def has_aiter() -> bool:
     return found is not None and found.origin is not None and (Path(found.origin).parent / "ops" / "mha.py").exists()
 
 
-def why_not_layer(layer: LayerKV) -> str | None:
-    """Why AITER's paged attention does not take a layer; None where it does."""
-    if layer.kind is not KVKind.FULL:
-        return f"layers of kind {layer.kind.value} need another kernel"
-    if layer.sinks:
-        return "its paged attention takes no sinks"
-    if layer.k_dim != layer.v_dim or layer.k_dim not in HEAD_SIZES:
-        heads = " and ".join(str(size) for size in HEAD_SIZES)
-        return f"its kernels take heads of {heads}, the layers have keys of {layer.k_dim} and values of {layer.v_dim}"
-    return None
-
-
 def why_not_aiter(facts: ModelFacts, arch: str, installed: bool) -> str | None:
     """Why a model attends by Triton instead; None where AITER takes all of its layers."""
     if not installed:
         return "aiter is not installed"
     if arch not in ARCHS:
         return f"aiter's kernels are for {' and '.join(ARCHS)}, this is {arch}"
-    if facts.native_dtype not in DTYPES:
-        return f"aiter computes in {' and '.join(DTYPES)}, the model is {facts.native_dtype}"
-    for layer in facts.layers:
-        reason = why_not_layer(layer)
-        if reason is not None:
-            return f"aiter is installed, but {reason}"
-    return None
+    return AITER.why_not_model(facts)

@@ -6,25 +6,20 @@ It knows no model.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 
-from cardan.platform import AttentionBackend, DeviceInfo, LinearMethod, PackedWeight
-from cardan.types import KVLayout
+from cardan.platform import DeviceInfo, LinearMethod, PackedWeight
 from cardan_rocm.aiter_limits import ARCHS, has_aiter
 from cardan_rocm.features import NVIDIA_FORMATS, float8_form
 from cardan_torch.gpu.accelerator import Accelerator
-from cardan_torch.gpu.device import GpuDevice, GpuSettings
-from cardan_torch.gpu.kv_pool import GpuKVPool
+from cardan_torch.gpu.device import GpuDevice
+from cardan_torch.gpu.library_attention import LibraryAttention
 from cardan_torch.gpu.linears import CodedLinear, GpuDenseLinear, GpuDenseWeight, ScaledLinear
-from cardan_torch.gpu.settings import INVARIANT, TOP_BUCKET
-from cardan_torch.gpu.triton_attention import TritonAttention
 
 FLOAT8_FORMS = {"fn": torch.float8_e4m3fn, "fnuz": torch.float8_e4m3fnuz, None: None}
-FLOAT8_KV = {"fp8_e4m3": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2}
-"""Of keys and values the kernels know every form on every chip, so that all platforms round them alike."""
 
 
 class AiterWeight(GpuDenseWeight):
@@ -62,29 +57,13 @@ class RocmDevice(GpuDevice):
     """One GPU, or the stand-in for one."""
 
     def __init__(self, info: DeviceInfo, accelerator: Accelerator, options: Mapping[str, Any]) -> None:
-        """Open.
+        """See ``GpuDevice``."""
+        super().__init__(info, accelerator, rocm_linears(accelerator), options)
 
-        Args:
-            info: which it is.
-            accelerator: open.
-            options: of the platform.
-        """
-        settings = GpuSettings(
-            top_bucket=int(options.get(TOP_BUCKET, 0)),
-            deterministic=bool(options.get(INVARIANT, False)),
-            float8_kv=FLOAT8_KV,
-        )
-        super().__init__(info, accelerator, rocm_linears(accelerator), settings)
-
-    def attention_makers(self) -> Mapping[str, Callable[[GpuKVPool, KVLayout, str], AttentionBackend]]:
-        """Triton, and AITER where it is installed and knows the chip."""
-        makers = dict(super().attention_makers())
-        if has_aiter() and self.accelerator.chip.arch in ARCHS:
-            makers["aiter"] = self._aiter
-        return makers
-
-    def _aiter(self, pool: GpuKVPool, layout: KVLayout, dtype: str) -> AttentionBackend:
+    def library_attention(self) -> type[LibraryAttention[Any]] | None:
+        """AITER's, where it is installed and knows the chip."""
+        if not has_aiter() or self.accelerator.chip.arch not in ARCHS:
+            return None
         from cardan_rocm.aiter_attention import AiterAttention
 
-        triton = TritonAttention(self.accelerator, pool, deterministic=self.settings.deterministic)
-        return AiterAttention(self.accelerator, pool, layout, dtype, triton)
+        return AiterAttention

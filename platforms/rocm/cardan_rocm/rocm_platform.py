@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from cardan.platform import Capability, DeviceInfo, ModelFacts, OpsDevice, Recommendation
-from cardan_rocm.aiter_limits import has_aiter, why_not_aiter
+from cardan.platform import Capability, DeviceInfo, ModelFacts, OpsDevice
+from cardan_rocm.aiter_limits import AITER, has_aiter, why_not_aiter
 from cardan_rocm.features import rocm_features
 from cardan_torch.gpu.platform import GpuPlatform
 from cardan_torch.gpu.presence import AMD
@@ -23,18 +23,16 @@ class RocmPlatform(GpuPlatform):
 
     name = "rocm"
     vendor = AMD
+    library = AITER.name
     emulated_arch = "gfx950"
 
     def features(self, arch: str) -> dict[str, Capability]:
         """See ``GpuPlatform.features``."""
         return rocm_features(arch, has_aiter=has_aiter())
 
-    def recommended_attention(self, facts: ModelFacts, arch: str) -> Recommendation:
-        """AITER where it is installed and takes the model's layers, else Triton."""
-        reason = why_not_aiter(facts, arch, has_aiter())
-        if reason is None:
-            return Recommendation("aiter", "aiter is installed and takes all layers")
-        return Recommendation("triton", reason)
+    def why_not_library(self, facts: ModelFacts, arch: str) -> str | None:
+        """See ``GpuPlatform.why_not_library``."""
+        return why_not_aiter(facts, arch, has_aiter())
 
     def make_device(self, device: DeviceInfo, accelerator: Accelerator, options: Mapping[str, Any]) -> OpsDevice:
         """See ``GpuPlatform.make_device``."""

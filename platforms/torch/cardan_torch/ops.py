@@ -14,6 +14,7 @@ import torch
 from torch.nn import functional
 
 from cardan.ops import Ops
+from cardan.platform import Communicator
 from cardan_torch import noise
 from cardan_torch.tensors import torch_dtype
 
@@ -46,10 +47,16 @@ class RopeRows:
 
 
 class TorchOps(Ops):
-    """Every op as one or a few torch calls."""
+    """Every op as one or a few torch calls.
+
+    Attributes:
+        device: where tensors are.
+        communicator: with the other ranks; None where this is the only one.
+    """
 
     def __init__(self, device: torch.device | str = "cpu") -> None:
         self.device = torch.device(device)
+        self.communicator: Communicator | None = None
         self._bit_places = torch.arange(32, dtype=torch.int32, device=self.device)
 
     # --- host and device ---
@@ -250,6 +257,16 @@ class TorchOps(Ops):
     def gumbel(self, seeds: np.ndarray[Any, Any], positions: np.ndarray[Any, Any], ids: Tensor | int) -> Tensor:
         """See ``Ops.gumbel``."""
         return noise.gumbel(seeds, positions, ids, self.device)
+
+    # --- ranks ---
+
+    def all_reduce(self, x: Tensor) -> Tensor:
+        """See ``Ops.all_reduce``."""
+        return x if self.communicator is None else self.communicator.all_reduce(x)
+
+    def all_gather(self, x: Tensor) -> Tensor:
+        """See ``Ops.all_gather``."""
+        return x if self.communicator is None else self.communicator.all_gather(x)
 
     # --- fused ---
 

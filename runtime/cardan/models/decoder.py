@@ -138,8 +138,7 @@ class DecoderModel:
         )
         if self._spec.qk_norm is QKNorm.HEAD:
             q, k = self._norm_qk(ops, weights, at, q, k)
-        q, k = forward.rope(q, layer.rope_id), forward.rope(k, layer.rope_id)
-        return forward.attend(q, k, v, layer)
+        return forward.rope_and_attend(q, k, v, layer)
 
     def _project(self, ops: Ops, weights: Weights, at: str, x: Array) -> tuple[Array, ...]:
         """Queries, keys and values, by one linear where their formats match."""

@@ -9,13 +9,15 @@ from cardan.ops.opspec import OpSpec
 from cardan.ops.reference import DenseWeight, ReferenceOps
 from cardan.ops.rounding import round_to
 from cardan.ops.specs import OP_SPECS
-from cardan.ops.table import Ops, TokenDrawer
+from cardan.ops.table import LogitAdjuster, Ops, Penalized, TokenDrawer
 
 __all__ = [
     "OP_SPECS",
     "DenseWeight",
+    "LogitAdjuster",
     "OpSpec",
     "Ops",
+    "Penalized",
     "ReferenceOps",
     "TokenDrawer",
     "Trial",

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 
-from cardan.types import Array, SamplingBatch
+from cardan.types import Array, Int32Array, SamplingBatch
 
 
 class TokenDrawer(Protocol):
@@ -25,6 +26,38 @@ class TokenDrawer(Protocol):
             scores: float32 ``[n, vocab]``, after penalties, biases and masks.
             sampling: how each row is drawn; noise is that of ``Ops.gumbel``.
             logits: the model's, of which NaN fails a row; the same array as ``scores`` where nothing changed them.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class Penalized:
+    """Which of a step's rows penalize repetition, and what they have seen.
+
+    Attributes:
+        lines: int32 ``[n]`` on the host, each row's line of the counts; -1 where it penalizes nothing.
+        prompt: float32 ``[lines, vocab]`` on the device, above 0 where a token occurs in the prompt.
+        output: float32 ``[lines, vocab]`` on the device, how often a token occurs in the output.
+    """
+
+    lines: Int32Array
+    prompt: Array
+    output: Array
+
+
+class LogitAdjuster(Protocol):
+    """Does to logits what requests ask for before a token is chosen: penalties, sparse biases, a grammar's mask."""
+
+    def __call__(
+        self, logits: Array, sampling: SamplingBatch, penalized: Penalized | None, mask: np.ndarray[Any, Any] | None
+    ) -> Array:
+        """Scores float32 ``[n, vocab]``, a new array; it must not wait for the device.
+
+        Args:
+            logits: float32 ``[n, vocab]``.
+            sampling: the rows' penalties and biases.
+            penalized: rows with penalties; None where there are none.
+            mask: uint32 ``[n, ceil(vocab / 32)]`` on the host, packed bits of the tokens that are allowed; None where
+                all rows allow all.
         """
 
 
@@ -193,6 +226,10 @@ class Ops(abc.ABC):
 
     def token_drawer(self) -> TokenDrawer | None:
         """A kernel that chooses tokens at once, or None where the sampler composes them of the operations above."""
+        return None
+
+    def logit_adjuster(self) -> LogitAdjuster | None:
+        """A kernel for penalties, biases and masks, or None where the sampler composes them of the same operations."""
         return None
 
     # --- ranks ---

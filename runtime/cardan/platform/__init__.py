@@ -12,6 +12,7 @@ from cardan.platform.api import (
     Recommendation,
 )
 from cardan.platform.capabilities import Capabilities, Capability, Evidence, Feature, Requantized, Support
+from cardan.platform.communicator import Communicator, RankPlace
 from cardan.platform.device import Device, DeviceInfo, KVPool, LoadedModel, Runner, Step
 from cardan.platform.memory import (
     Memory,
@@ -46,6 +47,7 @@ from cardan.platform.ops_device import (
     PackedWeight,
     Recorder,
     Recording,
+    RotatingAttention,
 )
 from cardan.platform.plan import FormatPlan, Plan, Setting, SettingSource
 from cardan.platform.tuning import Tunable, TunedLinear, Tuner, TuningProgress
@@ -60,6 +62,7 @@ __all__ = [
     "Capability",
     "CapturedStep",
     "Checkpoint",
+    "Communicator",
     "Device",
     "DeviceInfo",
     "Evidence",
@@ -86,11 +89,13 @@ __all__ = [
     "ParameterKind",
     "Plan",
     "Platform",
+    "RankPlace",
     "Recommendation",
     "Recorder",
     "Recording",
     "Requantized",
     "RopeTable",
+    "RotatingAttention",
     "Runner",
     "Setting",
     "SettingSource",

@@ -151,6 +151,9 @@ class Forward(Protocol):
         Returns ``[tokens, q_heads * v_dim]``.
         """
 
+    def rope_and_attend(self, q: Array, k: Array, v: Array, layer: LayerKV, sinks: Array | None = None) -> Array:
+        """``attend`` with ``q`` and ``k`` that ``rope`` has not rotated yet, by one kernel where there is one."""
+
 
 class Model(Protocol):
     """One model with its sizes bound, written against ops; it holds no arrays."""

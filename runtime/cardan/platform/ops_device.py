@@ -9,11 +9,12 @@ import abc
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 
 from cardan.ops.table import Ops
+from cardan.platform.communicator import Communicator, RankPlace
 from cardan.platform.device import DeviceInfo, KVPool
 from cardan.platform.memory import Memory, MemoryPolicy
 from cardan.types import Array, ForwardMode, Int32Array, KVLayout, LayerKV, TableDelta, TensorView
@@ -141,6 +142,24 @@ class AttentionBackend(abc.ABC):
         """
 
 
+@runtime_checkable
+class RotatingAttention(Protocol):
+    """What a backend adds to ``AttentionBackend`` where one kernel of it rotates queries and keys as it writes them."""
+
+    def forward_rotating(
+        self,
+        qkv: tuple[Array, Array, Array],
+        rotation: Any,
+        layer: LayerKV,
+        plan: Any,
+        sinks: Array | None = None,
+    ) -> Array:
+        """``forward`` with queries and keys that are not rotated yet.
+
+        ``rotation`` is what ``Ops.rope_prepare`` gave; rotated values are rounded as ``Ops.rope_apply`` rounds them.
+        """
+
+
 CapturedStep: TypeAlias = Callable[[Array, Array, Any], Array]
 """``(input_ids: [tokens], positions: [tokens], attention plan) -> hidden: [tokens, hidden]``; it may be recorded."""
 
@@ -240,6 +259,13 @@ class OpsDevice(abc.ABC):
 
     def recorder(self) -> Recorder | None:
         """Records ops outside graphs of decode steps, or None where each is called anew."""
+        return None
+
+    def communicator(self, place: RankPlace) -> Communicator | None:
+        """Join a group of ranks, so that the ops' ``all_reduce`` and ``all_gather`` go over it; None where none can.
+
+        It is called once, before weights are loaded, and where there is more than one rank.
+        """
         return None
 
     def activation_peak(self, run: Callable[[], None]) -> int | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from cardan.ops import Ops
+from cardan.ops import Ops, Penalized
 from cardan.types import Array, Int32Array, PenaltySeed, SamplingBatch
 
 LINES_PER_GROWTH = 8
@@ -45,6 +45,12 @@ class PenaltyCounts:
             if line is not None:
                 self._free.append(line)
         return np.flatnonzero(asks).astype(np.int32)
+
+    def penalized(self, sampling: SamplingBatch, asking: Int32Array) -> Penalized:
+        """The lines of the sampled rows, of which ``asking`` penalize, and all counts."""
+        lines = np.full(len(sampling.row_ids), -1, dtype=np.int32)
+        lines[asking] = self._lines_of(sampling, asking)
+        return Penalized(lines, self._prompt, self._output)
 
     def apply(self, logits: Array, sampling: SamplingBatch, asking: Int32Array) -> Array:
         """Logits ``[n, vocab]`` with the rows ``asking`` penalized; may change ``logits`` in place.

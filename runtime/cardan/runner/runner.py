@@ -17,6 +17,7 @@ from cardan.platform import (
     Model,
     OpsDevice,
     OpsKVPool,
+    RotatingAttention,
     Runner,
     Step,
 )
@@ -44,6 +45,7 @@ class StepForward:
         """
         self._runner = runner
         self._backend = backend
+        self._rotating = backend if isinstance(backend, RotatingAttention) else None
         self._ops = runner.device.ops
         self.input_ids, self.positions = tokens
         self._ropes: dict[int, Any] = {}
@@ -55,17 +57,27 @@ class StepForward:
         self.given_embeds = (self._ops.from_host(index), self._ops.from_host(vectors))
 
     def rope(self, x: Array, rope_id: int) -> Array:
-        """See ``Forward.rope``; a table's rows are gathered once a step."""
+        """See ``Forward.rope``."""
+        return self._ops.rope_apply(x, self._rotation(rope_id))
+
+    def attend(self, q: Array, k: Array, v: Array, layer: LayerKV, sinks: Array | None = None) -> Array:
+        """See ``Forward.attend``."""
+        return self._backend.forward(q, k, v, layer, self._plan, sinks)
+
+    def rope_and_attend(self, q: Array, k: Array, v: Array, layer: LayerKV, sinks: Array | None = None) -> Array:
+        """See ``Forward.rope_and_attend``."""
+        if self._rotating is not None:
+            return self._rotating.forward_rotating((q, k, v), self._rotation(layer.rope_id), layer, self._plan, sinks)
+        return self.attend(self.rope(q, layer.rope_id), self.rope(k, layer.rope_id), v, layer, sinks)
+
+    def _rotation(self, rope_id: int) -> Any:
+        """A table's rows of the step, which are gathered once."""
         prepared = self._ropes.get(rope_id)
         if prepared is None:
             cos, sin, interleaved = self._runner.ropes[rope_id]
             prepared = self._ops.rope_prepare(self.positions, cos, sin, interleaved)
             self._ropes[rope_id] = prepared
-        return self._ops.rope_apply(x, prepared)
-
-    def attend(self, q: Array, k: Array, v: Array, layer: LayerKV, sinks: Array | None = None) -> Array:
-        """See ``Forward.attend``."""
-        return self._backend.forward(q, k, v, layer, self._plan, sinks)
+        return prepared
 
 
 class NeutralRunner(Runner):

@@ -72,6 +72,7 @@ class Sampler:
         self._ops = ops
         self._vocab_size = vocab_size
         self._penalties = PenaltyCounts(ops, vocab_size)
+        self._adjuster = ops.logit_adjuster()
         self._drawer = ops.token_drawer()
         self._filtered = FilteredDraw(ops, vocab_size, may_wait=may_wait)
 
@@ -95,24 +96,31 @@ class Sampler:
 
     def _adjust(self, logits: Array, sampling: SamplingBatch, asking: Int32Array, mask: Mask | None) -> Array:
         """Logits after penalties, bias and mask; a copy where anything changes."""
-        ops = self._ops
         biased = len(sampling.bias_index) > 0
-        if mask is not None and not sampling.has_mask.any():
-            mask = None
-        if not (len(asking) or biased or mask is not None):
+        words: Mask | None = None
+        if mask is not None and sampling.has_mask.any():
+            words = np.where(sampling.has_mask[:, None], mask, ALL_ALLOWED).astype(np.uint32)
+        if not (len(asking) or biased or words is not None):
             return logits
+        if self._adjuster is not None:
+            penalized = self._penalties.penalized(sampling, asking) if len(asking) else None
+            return self._adjuster(logits, sampling, penalized, words)
+        return self._compose(logits, sampling, asking, words)
+
+    def _compose(self, logits: Array, sampling: SamplingBatch, asking: Int32Array, words: Mask | None) -> Array:
+        """The same by operations, where the device has no kernel for it."""
+        ops = self._ops
         scores = ops.scale(logits, 1.0)
         if len(asking):
             scores = self._penalties.apply(scores, sampling, asking)
-        if biased:
+        if len(sampling.bias_index):
             scores = ops.scatter_add(
                 scores,
                 ops.from_host(sampling.bias_index),
                 ops.from_host(sampling.bias_ids),
                 ops.from_host(sampling.bias_values),
             )
-        if mask is not None:
-            words = np.where(sampling.has_mask[:, None], mask, ALL_ALLOWED).astype(np.uint32)
+        if words is not None:
             allowed = ops.unpack_bits(ops.from_host(words.view(np.int32)), self._vocab_size)
             scores = ops.where(allowed, scores, -np.inf)
         return scores

@@ -42,6 +42,12 @@ class DenseForward:
             return attend(q, k, v, layer, sinks, ops.narrow).out
         return attend(q, k, v, layer, sinks).out
 
+    def rope_and_attend(
+        self, q: NumpyArray, k: NumpyArray, v: NumpyArray, layer: LayerKV, sinks: NumpyArray | None = None
+    ) -> NumpyArray:
+        """See ``Forward.rope_and_attend``."""
+        return self.attend(self.rope(q, layer.rope_id), self.rope(k, layer.rope_id), v, layer, sinks)
+
 
 def dense_weights(model: Model, tensors: Mapping[str, NumpyArray], ops: ReferenceOps) -> dict[str, Any]:
     """Weights of a model for ``ReferenceOps``, made as a loader makes them."""

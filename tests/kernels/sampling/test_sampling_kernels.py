@@ -12,7 +12,7 @@ from cardan.ops import philox
 from cardan.ops.reference import ReferenceOps
 from cardan.runner.sampler import Sampler
 from cardan.types import PenaltySeed, SamplingBatch
-from cardan_kernels.sampling import DrawInputs, Penalties, SparseBias, adjust_logits, count_tokens, draw_tokens, gumbel
+from cardan_kernels.sampling import DrawInputs, Penalties, SparseBias, add_at, adjust_logits, draw_tokens, gumbel
 
 tensor = torch.from_numpy
 pytestmark = pytest.mark.filterwarnings("ignore:divide by zero encountered in log:RuntimeWarning")
@@ -211,5 +211,5 @@ def test_nothing_to_do_copies_the_logits() -> None:
 def test_sampled_tokens_are_counted_in_the_lines_of_their_rows() -> None:
     counts = torch.zeros(3, 5)
     lines = torch.tensor([2, -1, 0, 2], dtype=torch.int32)
-    count_tokens(torch.tensor([4, 1, 1, 4], dtype=torch.int32), lines, counts)
+    add_at(counts, lines, torch.tensor([4, 1, 1, 4], dtype=torch.int32), torch.ones(4))
     assert counts.tolist() == [[0, 1, 0, 0, 0], [0] * 5, [0, 0, 0, 0, 2]]

@@ -21,9 +21,10 @@ from cardan.platform import DeviceInfo, Evidence, Feature, Memory, MemoryRequest
 from cardan.platform.discovery import choose_platform
 from cardan_cuda.features import cuda_features
 from cardan_torch.gpu import presence
-from cardan_torch.gpu.memory import GIB, MIB, TIERS, GpuMemoryPolicy, tier_of
+from cardan_torch.gpu.memory import GPU_MEMORY
 from cardan_torch.gpu.presence import AMD, NVIDIA, lacking, torch_runtime
 from cardan_torch.gpu.settings import shared_options
+from cardan_torch.own_memory import GIB, MIB, OwnMemoryPolicy
 
 
 @pytest.fixture
@@ -181,15 +182,15 @@ def test_devices_are_described_by_what_matters():
 
 
 def test_tiers_grow_with_memory():
-    for smaller, larger in itertools.pairwise(TIERS):
+    for smaller, larger in itertools.pairwise(GPU_MEMORY.tiers):
         assert smaller.below < larger.below
         assert smaller.head_room <= larger.head_room
         assert smaller.top_bucket <= larger.top_bucket
-    assert tier_of(None) is TIERS[0]
-    assert tier_of(8 * GIB).top_bucket == 16
-    assert tier_of(24 * GIB).top_bucket == 64
-    assert tier_of(80 * GIB).top_bucket == 256
-    assert tier_of(141 * GIB).head_room == 3072 * MIB
+    assert GPU_MEMORY.tier(None) is GPU_MEMORY.tiers[0]
+    assert GPU_MEMORY.tier(8 * GIB).top_bucket == 16
+    assert GPU_MEMORY.tier(24 * GIB).top_bucket == 64
+    assert GPU_MEMORY.tier(80 * GIB).top_bucket == 256
+    assert GPU_MEMORY.tier(141 * GIB).head_room == 3072 * MIB
 
 
 def test_memory_is_divided_into_weights_activations_graphs_head_room_and_the_pool():
@@ -203,16 +204,16 @@ def test_memory_is_divided_into_weights_activations_graphs_head_room_and_the_poo
         min_slots=32,
         useful_slots=1 << 24,
     )
-    plan = GpuMemoryPolicy(buckets=36).plan(request)
+    plan = OwnMemoryPolicy(GPU_MEMORY, buckets=36).plan(request)
     lines = {what: (size, why) for what, size, why in plan.lines}
     assert lines["weights"][0] == 16 * GIB
     assert lines["activations"][0] == GIB
-    assert lines["graphs"] == (36 * 24 * MIB + GIB // 4, "captured steps of 36 sizes, which share memory")
+    assert lines["graphs"] == (36 * 24 * MIB + GIB // 4, "captured steps of up to 36 sizes, which share memory")
     assert lines["head-room"][0] == 2048 * MIB
     left = 60 * GIB - GIB - lines["graphs"][0] - 2048 * MIB
     assert left - 16 * 128 * 1024 < plan.pool_bytes + 16 * 128 * 1024 <= left + 16 * 128 * 1024
-    assert GpuMemoryPolicy(buckets=0).graph_bytes(GIB) == 0
-    assert not GpuMemoryPolicy(buckets=1).under_pressure(request.memory)
+    assert OwnMemoryPolicy(GPU_MEMORY, buckets=0).graph_bytes(GIB) == 0
+    assert not OwnMemoryPolicy(GPU_MEMORY, buckets=1).under_pressure(request.memory)
 
 
 def test_a_device_without_chip_facts_is_named_by_its_first_word():

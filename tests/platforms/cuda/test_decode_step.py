@@ -10,8 +10,11 @@ pytest.importorskip("triton")
 
 from emulated_gpu import harness  # noqa: E402
 
+from cardan.testing.conformance.sampler_reference import Knobs, adjust  # noqa: E402
 from cardan.testing.conformance.tiny_checkpoint import TinyCheckpoint  # noqa: E402
 from cardan.testing.conformance.tiny_configs import TINY_CONFIGS  # noqa: E402
+from cardan.types import PenaltySeed  # noqa: E402
+from cardan_kernels import rope  # noqa: E402
 from cardan_torch.gpu.emulation import RuleError, no_waiting  # noqa: E402
 
 BETWEEN = "between launch and result"
@@ -34,10 +37,10 @@ def gpu(request, tiny):
     return found
 
 
-def decode(gpu, **sampling):
+def decode(gpu, mask=None, **sampling):
     """Launch and sample a decode step whose tokens the host does not know."""
     step = gpu.runner.launch(gpu.batch([(row, [-1]) for row in gpu.rows], **sampling))
-    step.sample()
+    step.sample(mask=mask)
     return step
 
 
@@ -92,6 +95,62 @@ def test_no_kind_of_step_waits_between_its_launch_and_the_one_result_that_is_rea
         assert result.tokens[0] == 9
     if kind == "logprobs":
         assert len(result.logprobs[0].top) == 3
+
+
+PENALIZED = Knobs(frequency_penalty=0.4, presence_penalty=0.3, repetition_penalty=1.4)
+
+
+def penalty_seed(row, ids):
+    """Two tokens of a row count as its prompt, the others as its output."""
+    seen, counts = np.unique(np.array(ids[2:], np.int32), return_counts=True)
+    prompt = np.unique(np.array(ids[:2], np.int32))
+    return PenaltySeed(row_id=row, prompt_ids=prompt, output_ids=seen, output_counts=counts.astype(np.int32))
+
+
+def packed(allowed):
+    bits = np.zeros((len(allowed), -(-allowed.shape[1] // 32) * 32), np.uint32)
+    bits[:, : allowed.shape[1]] = allowed
+    return (bits.reshape(len(allowed), -1, 32) << np.arange(32, dtype=np.uint32)).sum(axis=-1).astype(np.uint32)
+
+
+def test_penalties_grammar_masks_and_biases_wait_for_nothing_and_choose_as_the_reference_does(gpu, tiny):
+    keep(gpu, decode(gpu))
+    start = {row: list(ids) for row, ids in gpu.rows.items()}
+    fields = {
+        name: np.full(2, getattr(PENALIZED, name), np.float32)
+        for name in ("frequency_penalty", "presence_penalty", "repetition_penalty")
+    }
+    allowed = np.random.default_rng(3).random((2, gpu.vocab)) < 0.5
+    for turn in range(3):
+        biased = np.array([int(np.flatnonzero(allowed[0])[turn])], np.int32)
+        with no_waiting(BETWEEN):
+            step = decode(
+                gpu,
+                packed(allowed),
+                penalty_seeds=tuple(penalty_seed(*row) for row in start.items()) if turn == 0 else (),
+                has_mask=np.array([True, False]),
+                bias_index=np.zeros(1, np.int32),
+                bias_ids=biased,
+                bias_values=np.array([2.5], np.float32),
+                **fields,
+            )
+        keep(gpu, step)
+        for place, (row, ids) in enumerate(gpu.rows.items()):
+            logits = tiny.logits(tuple(ids[:-1]))[-1]
+            scores = adjust(logits, PENALIZED, ids[:2], ids[2:-1])
+            if place == 0:
+                scores[biased[0]] += 2.5
+                scores = np.where(allowed[0], scores, -np.inf)
+            assert scores.max() - scores[ids[-1]] < 1e-3, (turn, row)
+
+
+def test_queries_and_keys_are_rotated_by_the_kernel_that_writes_keys(gpu, monkeypatch):
+    def refused(*args, **kwargs):
+        raise AssertionError("a kernel of its own")
+
+    for name in ("rope", "write_kv"):
+        monkeypatch.setattr(rope, name, refused)
+    assert len(gpu.step((5, [7, 8, 9])).tokens) == 1
 
 
 def test_the_net_would_find_a_read(gpu):

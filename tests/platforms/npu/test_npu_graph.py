@@ -136,9 +136,9 @@ def test_steps_beyond_the_largest_bucket_run_eagerly_and_that_is_said_once(devic
 
 def test_the_ladder_of_buckets():
     pytest.importorskip("torch")
-    from cardan_npu.memory import TIERS
+    from cardan_npu.memory import NPU_MEMORY
 
-    assert [tier.graph_rows for tier in TIERS] == [16, 16, 64]
+    assert [tier.top_bucket for tier in NPU_MEMORY.tiers] == [16, 16, 64]
 
 
 def test_rungs(torch_npu):

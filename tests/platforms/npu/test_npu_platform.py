@@ -9,8 +9,10 @@ import pytest
 from cardan.errors import ConfigError, MemoryPlanError, UnsupportedError
 from cardan.platform import DeviceInfo, Evidence, Feature, Memory, MemoryRequest, ModelFacts, Support
 from cardan.types import LayerKV
-from cardan_npu import memory, platform
+from cardan_npu import platform
 from cardan_npu.limits import why_not_fused
+from cardan_npu.memory import NPU_MEMORY
+from cardan_torch.own_memory import OwnMemoryPolicy
 
 GIB = 2**30
 
@@ -37,9 +39,9 @@ def test_cards_of_32_and_64_gb_have_sizes_of_their_own(gib, chunk, rows, graph_r
     given = platform.recommend(facts(layer()), info(gib))
     assert given["chunked_prefill_size"].value == chunk
     assert given["max_running_requests"].value == rows
-    assert f"{gib} GB" in given["chunked_prefill_size"].why
-    assert memory.tier_of(gib * GIB - 1).graph_rows in (16, graph_rows)
-    assert memory.tier_of(gib * GIB).graph_rows == graph_rows
+    assert given["chunked_prefill_size"].why.startswith(f"fills an NPU with {gib} GiB of memory")
+    assert NPU_MEMORY.tier(gib * GIB - 1).top_bucket in (16, graph_rows)
+    assert NPU_MEMORY.tier(gib * GIB).top_bucket == graph_rows
 
 
 def test_pages_are_of_128_tokens_and_types_of_16_bits():
@@ -110,24 +112,27 @@ def request(**changes) -> MemoryRequest:
 
 
 def test_all_memory_but_head_room_by_size_goes_to_the_pool():
-    planned = memory.NpuMemoryPolicy(11).plan(request())
+    planned = OwnMemoryPolicy(NPU_MEMORY, 11).plan(request())
     lines = {what: (size, why) for what, size, why in planned.lines}
     assert lines["head-room"][0] == 3 * GIB
     assert "by the size of the memory" in lines["head-room"][1]
-    assert lines["graphs"] == (11 * memory.GRAPH_BYTES + GIB // 4, "captured steps of up to 11 sizes")
-    assert planned.pool_bytes > 48 * GIB - GIB - GIB // 4 - 3 * GIB - 11 * memory.GRAPH_BYTES - (128 << 17) * 2
-    smaller = memory.NpuMemoryPolicy(5).plan(request(memory=Memory(total=32 * GIB, free=16 * GIB)))
+    assert lines["graphs"] == (
+        11 * NPU_MEMORY.graph_bytes + GIB // 4,
+        "captured steps of up to 11 sizes, which share memory",
+    )
+    assert planned.pool_bytes > 48 * GIB - GIB - GIB // 4 - 3 * GIB - 11 * NPU_MEMORY.graph_bytes - (128 << 17) * 2
+    smaller = OwnMemoryPolicy(NPU_MEMORY, 5).plan(request(memory=Memory(total=32 * GIB, free=16 * GIB)))
     assert {what: size for what, size, _ in smaller.lines}["head-room"] == 3 * GIB // 2
 
 
 def test_what_does_not_fit_is_an_error_that_names_the_cap():
     with pytest.raises(MemoryPlanError, match="graph_max_rows"):
-        memory.NpuMemoryPolicy(11).plan(request(memory=Memory(total=64 * GIB, free=2 * GIB)))
-    assert not memory.NpuMemoryPolicy(11).under_pressure(Memory(total=64 * GIB, free=0))
+        OwnMemoryPolicy(NPU_MEMORY, 11).plan(request(memory=Memory(total=64 * GIB, free=2 * GIB)))
+    assert not OwnMemoryPolicy(NPU_MEMORY, 11).under_pressure(Memory(total=64 * GIB, free=0))
 
 
 def test_no_graphs_reserve_nothing():
-    assert memory.NpuMemoryPolicy(0).graph_bytes(GIB) == 0
+    assert OwnMemoryPolicy(NPU_MEMORY, 0).graph_bytes(GIB) == 0
 
 
 def test_the_device_refuses_other_backends_and_measures_its_memory(device):

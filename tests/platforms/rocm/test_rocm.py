@@ -21,7 +21,7 @@ from cardan.testing.conformance.tiny_configs import TINY_CONFIGS  # noqa: E402
 from cardan.types import ForwardMode, KVKind  # noqa: E402
 from cardan_kernels.linear import pack_coded, scaled_from  # noqa: E402
 from cardan_rocm import aiter_limits, device, rocm_platform  # noqa: E402
-from cardan_rocm.aiter_limits import why_not_aiter, why_not_layer  # noqa: E402
+from cardan_rocm.aiter_limits import AITER, why_not_aiter  # noqa: E402
 from cardan_rocm.device import FLOAT8_FORMS, rocm_linears  # noqa: E402
 from cardan_rocm.features import float8_form, rocm_features  # noqa: E402
 from cardan_torch.gpu.emulation import EmulatedAccelerator  # noqa: E402
@@ -125,7 +125,7 @@ def facts(dtype="bfloat16", **layer):
         (facts(), "gfx942", False, "aiter is not installed"),
         (facts(), "gfx1100", True, "aiter's kernels are for gfx942 and gfx950, this is gfx1100"),
         (facts("float32"), "gfx942", True, "aiter computes in bfloat16 and float16, the model is float32"),
-        (facts(sinks=True), "gfx942", True, "aiter is installed, but its paged attention takes no sinks"),
+        (facts(sinks=True), "gfx942", True, "aiter is installed, but its kernels take no attention sinks"),
         (facts(window=5, kind=KVKind.SLIDING), "gfx950", True, "aiter is installed, but layers of kind sliding"),
         (facts(k_dim=80, v_dim=80), "gfx950", True, "aiter is installed, but its kernels take heads of 64 and 128"),
         (facts(), "gfx950", True, None),
@@ -139,7 +139,7 @@ def test_why_a_model_attends_by_triton_stands_in_the_plan(model, arch, installed
         assert found.why.startswith(reason)
         assert why_not_aiter(model, arch, installed) == found.why
     else:
-        assert why_not_layer(model.layers[0]) is None
+        assert AITER.why_not_layer(model.layers[0]) is None
 
 
 def test_aiter_is_claimed_on_no_evidence_where_it_is_installed_and_knows_the_chip():

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from cardan.platform import Fetch, Memory
+from cardan_torch.allocator import allocator_memory, allocator_peak
 
 Run: TypeAlias = Callable[[], tuple[torch.Tensor, ...]]
 """Work that is to be captured; it returns what a replay overwrites."""
@@ -55,11 +56,13 @@ class Accelerator(abc.ABC):
         device: torch's name of it.
         chip: what it is.
         compiles: whether a kernel's first call compiles it, so that work is run once before it is captured.
+        collectives: torch's name of the library that ranks speak through.
     """
 
     device: torch.device
     chip: ChipFacts
     compiles: bool
+    collectives: str
 
     @abc.abstractmethod
     def scope(self) -> AbstractContextManager[Any]:
@@ -97,6 +100,8 @@ class TorchAccelerator(Accelerator):
     """A GPU through ``torch.cuda``, which is also the name of AMD's in torch."""
 
     compiles = True
+    collectives = "nccl"
+    """Also the name of AMD's, RCCL, in torch."""
 
     def __init__(self, index: int) -> None:
         """Open a GPU, and make its stream the thread's own; nothing runs on the default stream from then on."""
@@ -137,20 +142,11 @@ class TorchAccelerator(Accelerator):
 
     def memory(self) -> Memory:
         """What the driver says, and what torch holds but does not use."""
-        free, total = torch.cuda.mem_get_info(self.device)
-        reserved = torch.cuda.memory_reserved(self.device)
-        spare = reserved - torch.cuda.memory_allocated(self.device)
-        return Memory(total=total, free=free + spare, reserved_by_others=max(total - free - reserved, 0))
+        return allocator_memory(torch.cuda, self.device)
 
     def peak(self, run: Callable[[], None]) -> int:
         """See ``Accelerator.peak``, by torch's allocator."""
-        torch.cuda.synchronize(self.device)
-        torch.cuda.empty_cache()
-        before = torch.cuda.memory_allocated(self.device)
-        torch.cuda.reset_peak_memory_stats(self.device)
-        run()
-        torch.cuda.synchronize(self.device)
-        return max(torch.cuda.max_memory_allocated(self.device) - before, 0)
+        return allocator_peak(torch.cuda, self.device, run)
 
     def close(self) -> None:
         """See ``Accelerator.close``; the thread goes back to the default stream."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ from cardan.errors import UnsupportedError
 from cardan.platform import (
     AttentionBackend,
     CapturedStep,
+    Communicator,
     DeviceInfo,
     Fetch,
     GraphRunner,
@@ -23,42 +24,33 @@ from cardan.platform import (
     Memory,
     MemoryPolicy,
     OpsKVPool,
+    RankPlace,
 )
 from cardan.types import KVLayout
+from cardan_torch.communicator import TorchCommunicator
 from cardan_torch.device import TorchDevice
 from cardan_torch.gpu.accelerator import Accelerator
 from cardan_torch.gpu.graph import GpuGraphRunner, ReplayedAttention, bucket_ladder
 from cardan_torch.gpu.kv_pool import GpuKVPool
-from cardan_torch.gpu.memory import GpuMemoryPolicy, tier_of
+from cardan_torch.gpu.library_attention import LibraryAttention
+from cardan_torch.gpu.memory import GPU_MEMORY, TOP_BUCKET
 from cardan_torch.gpu.ops import GpuOps
+from cardan_torch.gpu.settings import INVARIANT
 from cardan_torch.gpu.triton_attention import TritonAttention
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GpuSettings:
-    """What a platform's options and the chip decide.
-
-    Attributes:
-        top_bucket: most rows that decode steps are captured for; 0 chooses by the size of the memory.
-        deterministic: whether a row's result must not depend on its batch.
-        float8_kv: torch's type for each KV type of 8 bits.
-    """
-
-    top_bucket: int = 0
-    deterministic: bool = False
-    float8_kv: Mapping[str, torch.dtype] = field(default_factory=dict)
+from cardan_torch.own_memory import OwnMemoryPolicy
 
 
 class GpuDevice(TorchDevice):
-    """One GPU.
+    """One GPU, or the stand-in for one.
 
     Attributes:
         accelerator: streams, copies, graphs and memory.
-        settings: of the platform.
+        deterministic: whether a row's attention must not depend on its batch.
+        top_bucket: most rows that decode steps are captured for.
     """
 
     def __init__(
-        self, info: DeviceInfo, accelerator: Accelerator, linears: Sequence[LinearMethod], settings: GpuSettings
+        self, info: DeviceInfo, accelerator: Accelerator, linears: Sequence[LinearMethod], options: Mapping[str, Any]
     ) -> None:
         """Open a device.
 
@@ -66,11 +58,13 @@ class GpuDevice(TorchDevice):
             info: which it is.
             accelerator: open.
             linears: the preferred one first; the last takes dense weights.
-            settings: of the platform.
+            options: of the platform.
         """
         super().__init__(info, accelerator.device)
         self.accelerator = accelerator
-        self.settings = settings
+        self.deterministic = bool(options.get(INVARIANT, False))
+        by_memory = GPU_MEMORY.tier(accelerator.chip.total_memory).top_bucket
+        self.top_bucket = int(options.get(TOP_BUCKET, 0)) or by_memory
         self._gpu_ops = GpuOps(accelerator)
         self._linears = tuple(linears)
 
@@ -87,14 +81,9 @@ class GpuDevice(TorchDevice):
         """The GPU's own memory."""
         return self.accelerator.memory()
 
-    @property
-    def top_bucket(self) -> int:
-        """Most rows that decode steps are captured for."""
-        return self.settings.top_bucket or tier_of(self.accelerator.chip.total_memory).top_bucket
-
     def memory_policy(self) -> MemoryPolicy:
         """All of the memory but the head-room."""
-        return GpuMemoryPolicy(len(bucket_ladder(self.top_bucket)))
+        return OwnMemoryPolicy(GPU_MEMORY, len(bucket_ladder(self.top_bucket)))
 
     def linear_methods(self) -> tuple[LinearMethod, ...]:
         """See ``OpsDevice.linear_methods``."""
@@ -103,7 +92,7 @@ class GpuDevice(TorchDevice):
     def allocate_kv(self, layout: KVLayout, num_slots: int, num_rows: int, max_length: int) -> OpsKVPool:
         """Zeroed tensors per layer, which never move."""
         with self.scope():
-            return GpuKVPool(self.accelerator, layout, (num_slots, num_rows, max_length), self.settings.float8_kv)
+            return GpuKVPool(self.accelerator, layout, (num_slots, num_rows, max_length))
 
     def attention(self, name: str, pool: OpsKVPool, layout: KVLayout, dtype: str) -> AttentionBackend:
         """A backend by name.
@@ -124,11 +113,22 @@ class GpuDevice(TorchDevice):
             return makers[name](pool, layout, dtype)
 
     def attention_makers(self) -> Mapping[str, Callable[[GpuKVPool, KVLayout, str], AttentionBackend]]:
-        """Backends by name; a platform adds those of libraries that are installed."""
-        return {TritonAttention.name: self._triton}
+        """Backends by name: the Triton kernels, and a library's where there is one."""
+        library = self.library_attention()
+        found = {} if library is None else {library.name: partial(self._by_library, library)}
+        return {TritonAttention.name: self._triton, **found}
 
-    def _triton(self, pool: GpuKVPool, layout: KVLayout, dtype: str) -> AttentionBackend:
-        return TritonAttention(self.accelerator, pool, deterministic=self.settings.deterministic)
+    def library_attention(self) -> type[LibraryAttention[Any]] | None:
+        """The attention of a library that is installed and knows the chip; None where there is none."""
+        return None
+
+    def _triton(self, pool: GpuKVPool, layout: KVLayout, dtype: str) -> TritonAttention:
+        return TritonAttention(self.accelerator, pool, deterministic=self.deterministic)
+
+    def _by_library(
+        self, made: type[LibraryAttention[Any]], pool: GpuKVPool, layout: KVLayout, dtype: str
+    ) -> AttentionBackend:
+        return made(self.accelerator, pool, layout, dtype, self._triton(pool, layout, dtype))
 
     def graph_runner(self, pool: OpsKVPool, backend: AttentionBackend, step: CapturedStep) -> GraphRunner | None:
         """Captured decode steps, where the backend's plans can stay where they are."""
@@ -136,6 +136,12 @@ class GpuDevice(TorchDevice):
             return None
         rows = max(min(self.top_bucket, pool.num_rows - 1), 1)
         return GpuGraphRunner(self.accelerator, backend, step, bucket_ladder(rows))
+
+    def communicator(self, place: RankPlace) -> Communicator:
+        """See ``OpsDevice.communicator``."""
+        joined = TorchCommunicator(place, self.torch_device, self.accelerator.collectives)
+        self._gpu_ops.communicator = joined
+        return joined
 
     def activation_peak(self, run: Callable[[], None]) -> int | None:
         """See ``OpsDevice.activation_peak``."""
@@ -146,5 +152,7 @@ class GpuDevice(TorchDevice):
         return self.accelerator.download(arrays)
 
     def close(self) -> None:
-        """Wait for what is under way, and give memory back."""
+        """Wait for what is under way, leave the group of ranks, and give memory back."""
         self.accelerator.close()
+        if self._gpu_ops.communicator is not None:
+            self._gpu_ops.communicator.close()

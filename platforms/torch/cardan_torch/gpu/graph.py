@@ -5,7 +5,6 @@ It knows no model: a step is a function that the runner gives. It knows no kind 
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
@@ -14,15 +13,10 @@ import torch
 
 from cardan.platform import AttentionMeta, CapturedStep, GraphRunner
 from cardan_torch.gpu.accelerator import Accelerator, CapturedWork
-
-logger = logging.getLogger(__name__)
+from cardan_torch.gpu.memory import TOP_BUCKET
+from cardan_torch.ladder import Ladder, row_counts
 
 SMALL_BUCKETS = (1, 2, 4, 8, 12)
-STEP = 8
-"""From 16 rows on there is a bucket every so many."""
-
-MOST_ROWS = 256
-"""Largest bucket that is ever captured by default."""
 
 
 @runtime_checkable
@@ -38,9 +32,7 @@ class ReplayedAttention(Protocol):
 
 def bucket_ladder(top: int) -> tuple[int, ...]:
     """Row counts that decode steps are captured for, smallest first; the last holds ``top`` rows."""
-    ladder = [*SMALL_BUCKETS, *range(16, top + STEP, STEP)]
-    first = next((index for index, rows in enumerate(ladder) if rows >= top), len(ladder) - 1)
-    return tuple(ladder[: first + 1])
+    return row_counts(SMALL_BUCKETS, top, reaching=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,10 +72,9 @@ class GpuGraphRunner(GraphRunner):
         self._accelerator = accelerator
         self._backend = backend
         self._step = step
-        self._ladder = tuple(buckets)
+        self._ladder = Ladder(buckets, TOP_BUCKET)
         self._buckets: dict[int, Bucket] = {}
         self._views: dict[tuple[int, int], torch.Tensor] = {}
-        self._said_eager = False
 
     @property
     def buckets(self) -> tuple[int, ...]:
@@ -92,25 +83,14 @@ class GpuGraphRunner(GraphRunner):
 
     def can_replay(self, meta: AttentionMeta) -> bool:
         """Whether a step has no more rows than the largest bucket."""
-        rows = len(meta.row_ids)
-        if rows <= self._ladder[-1]:
-            return rows > 0
-        if not self._said_eager:
-            self._said_eager = True
-            logger.info(
-                "a decode step of %d rows runs eagerly: steps are captured up to %d rows. "
-                "Raise --platform-option cuda_graph_max_bs_decode, or lower --max-running-requests.",
-                rows,
-                self._ladder[-1],
-            )
-        return False
+        return self._ladder.holds(len(meta.row_ids))
 
     def replay(self, input_ids: torch.Tensor, meta: AttentionMeta) -> torch.Tensor:
         """Run a decode step of ``input_ids: int32 [rows]``; returns ``[rows, hidden]``."""
         if not self._buckets:
             self._capture_all()
         count = len(meta.row_ids)
-        rows = next(rows for rows in self._ladder if rows >= count)
+        rows = self._ladder.size_for(count)
         bucket = self._buckets[rows]
         self._backend.refill(bucket.plan, meta)
         bucket.input_ids[:count].copy_(input_ids)
@@ -125,7 +105,7 @@ class GpuGraphRunner(GraphRunner):
         return self._views[key]
 
     def _capture_all(self) -> None:
-        for rows in reversed(self._ladder):
+        for rows in reversed(self._ladder.counts):
             self._buckets[rows] = self._capture(rows)
 
     def _capture(self, rows: int) -> Bucket:

@@ -15,11 +15,14 @@ from cardan.platform import OpsKVPool
 from cardan.types import KVLayout, LayerKV, TableDelta, TableDeltas
 from cardan_torch.gpu.accelerator import Accelerator
 
-DENSE_KV: Mapping[str, torch.dtype] = {
+KV_TYPES: Mapping[str, torch.dtype] = {
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
     "float32": torch.float32,
+    "fp8_e4m3": torch.float8_e4m3fn,
+    "fp8_e5m2": torch.float8_e5m2,
 }
+"""Of floats of 8 bits the kernels know every form on every chip, so that all platforms round keys and values alike."""
 
 
 class GpuKVPool(OpsKVPool):
@@ -36,28 +39,20 @@ class GpuKVPool(OpsKVPool):
         max_length: longest sequence.
     """
 
-    def __init__(
-        self,
-        accelerator: Accelerator,
-        layout: KVLayout,
-        sizes: tuple[int, int, int],
-        float8: Mapping[str, torch.dtype],
-    ) -> None:
+    def __init__(self, accelerator: Accelerator, layout: KVLayout, sizes: tuple[int, int, int]) -> None:
         """Allocate.
 
         Args:
             accelerator: where.
             layout: what a slot holds.
             sizes: slots, rows of the tables, longest sequence.
-            float8: torch's type for each KV type of 8 bits that the chip's kernels take.
 
         Raises:
-            UnsupportedError: the chip's kernels do not read the layout's element type.
+            UnsupportedError: the kernels do not read the layout's element type.
         """
-        known = {**DENSE_KV, **float8}
-        if layout.dtype not in known:
+        if layout.dtype not in KV_TYPES:
             raise UnsupportedError(
-                f"The KV dtype must be one of {', '.join(known)} on {accelerator.chip.name}, got {layout.dtype!r}. "
+                f"The KV dtype must be one of {', '.join(KV_TYPES)} on {accelerator.chip.name}, got {layout.dtype!r}. "
                 "Pass one of these with --kv-cache-dtype."
             )
         num_slots, num_rows, self.max_length = sizes
@@ -65,7 +60,7 @@ class GpuKVPool(OpsKVPool):
         self.page_size = layout.page_size
 
         def zeros(width: tuple[int, int]) -> torch.Tensor:
-            return torch.zeros((num_slots, *width), dtype=known[layout.dtype], device=accelerator.device)
+            return torch.zeros((num_slots, *width), dtype=KV_TYPES[layout.dtype], device=accelerator.device)
 
         self.keys = [zeros((layer.kv_heads, layer.k_dim)) for layer in layout.layers]
         self.values = [zeros((layer.kv_heads, layer.v_dim)) for layer in layout.layers]

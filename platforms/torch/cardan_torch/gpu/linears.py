@@ -33,9 +33,11 @@ class GpuDenseWeight(DenseWeight):
     """A dense weight, whose products may stay in float32."""
 
     def apply_float32(self, x: torch.Tensor) -> torch.Tensor:
-        """As ``apply``, in float32, rounded to no narrower type where the GPU's GEMM can leave it so."""
-        if x.dtype is torch.float32 or x.device.type == "cpu" or torch.version.hip or len(x) == 0:
+        """As ``apply``, in float32, which the GPU's GEMM leaves as it is; the stand-in's is of widened numbers."""
+        if x.dtype is torch.float32 or len(x) == 0:
             return self.apply(x).float()
+        if x.device.type == "cpu":
+            return functional.linear(x.float(), self.weight.float(), None if self.bias is None else self.bias.float())
         out = torch.mm(x, self.weight.t(), out_dtype=torch.float32)
         return out if self.bias is None else out.add_(self.bias)
 

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from cardan.ops import TokenDrawer
+from cardan.ops import LogitAdjuster, Penalized, TokenDrawer
 from cardan.types import SamplingBatch
 from cardan_kernels import activation, norm, rope, sampling
-from cardan_kernels.sampling import DrawInputs, draw_tokens
+from cardan_kernels.sampling import DrawInputs, Penalties, SparseBias, adjust_logits, draw_tokens
 from cardan_torch.gpu.accelerator import Accelerator
 from cardan_torch.ops import TorchOps
 from cardan_torch.tensors import torch_dtype
@@ -125,25 +125,66 @@ class GpuOps(TorchOps):
 
     def _draw(self, scores: Tensor, sampling: SamplingBatch, logits: Tensor) -> tuple[Tensor, Tensor]:
         """Everything that rows are drawn by goes to the device in one copy."""
-        rows = len(sampling.row_ids)
-        width = -(-rows // ALIGNED) * ALIGNED
-        packed = np.zeros(7 * width, dtype=np.int32)
-        lines = packed[: 5 * width].reshape(5, width)
-        floats = np.stack((sampling.temperature, sampling.top_p, sampling.min_p)).astype(np.float32)
-        lines[:3, :rows] = floats.view(np.int32)
-        lines[3, :rows], lines[4, :rows] = sampling.top_k, sampling.positions
-        packed[5 * width : 5 * width + 2 * rows] = np.ascontiguousarray(sampling.seeds, dtype="<u8").view(np.int32)
-        moved = self._accelerator.upload(packed)
-        temperature, top_p, min_p, top_k, positions = moved[: 5 * width].view(5, width)[:, :rows]
+        temperature, top_p, min_p, top_k, positions, seeds = self._together(
+            *(_float32(values) for values in (sampling.temperature, sampling.top_p, sampling.min_p)),
+            *(_int32(values) for values in (sampling.top_k, sampling.positions)),
+            np.ascontiguousarray(sampling.seeds, dtype="<u8").view(np.int32).reshape(-1, 2),
+        )
         inputs = DrawInputs(
-            temperature=temperature.view(torch.float32),
-            top_k=top_k,
-            top_p=top_p.view(torch.float32),
-            min_p=min_p.view(torch.float32),
-            seeds=moved[5 * width : 5 * width + 2 * rows].view(rows, 2),
-            positions=positions,
+            temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seeds=seeds, positions=positions
         )
         return draw_tokens(scores, inputs, logits=None if logits is scores else logits)
+
+    def logit_adjuster(self) -> LogitAdjuster:
+        """See ``Ops.logit_adjuster``."""
+        return self._adjust
+
+    def _adjust(
+        self, logits: Tensor, sampling: SamplingBatch, penalized: Penalized | None, mask: np.ndarray[Any, Any] | None
+    ) -> Tensor:
+        """Numbers of all rows, places of biases and masks go to the device in one copy."""
+        factors = (sampling.repetition_penalty, sampling.frequency_penalty, sampling.presence_penalty)
+        nothing = np.zeros(0, dtype=np.int32)
+        lines, repetition, frequency, presence, rows, ids, values, words = self._together(
+            nothing if penalized is None else penalized.lines,
+            *(_float32(factor) for factor in factors),
+            *(_int32(places) for places in (sampling.bias_index, sampling.bias_ids)),
+            _float32(sampling.bias_values),
+            nothing if mask is None else mask.view(np.int32),
+        )
+        penalties = None
+        if penalized is not None:
+            penalties = Penalties(
+                lines=lines,
+                prompt=penalized.prompt,
+                output=penalized.output,
+                repetition=repetition,
+                frequency=frequency,
+                presence=presence,
+            )
+        bias = SparseBias(rows=rows, ids=ids, values=values) if len(sampling.bias_index) else None
+        return adjust_logits(logits, penalties=penalties, mask=None if mask is None else words, bias=bias)
+
+    def scatter_add(self, x: Tensor, rows: Tensor, columns: Tensor, values: Tensor) -> Tensor:
+        """See ``Ops.scatter_add``; changes ``x`` in place."""
+        if x.dtype is not torch.float32 or x.dim() != 2 or x.stride(1) != 1:
+            return super().scatter_add(x, rows, columns, values)
+        sampling.add_at(x, rows, columns, values)
+        return x
+
+    def _together(self, *arrays: np.ndarray[Any, Any]) -> list[Tensor]:
+        """Arrays of int32 and float32 on the device, by one copy from one pinned buffer."""
+        starts = np.cumsum([0, *(-(-array.size // ALIGNED) * ALIGNED for array in arrays)]).tolist()
+        packed = np.zeros(starts[-1], dtype=np.int32)
+        for start, array in zip(starts, arrays, strict=False):
+            packed[start : start + array.size] = np.ascontiguousarray(array).reshape(-1).view(np.int32)
+        moved = self._accelerator.upload(packed)
+        return [
+            moved[start : start + array.size]
+            .view(torch.float32 if array.dtype == np.float32 else torch.int32)
+            .view(array.shape)
+            for start, array in zip(starts, arrays, strict=False)
+        ]
 
     def gumbel(self, seeds: Any, positions: Any, ids: Tensor | int) -> Tensor:
         """See ``Ops.gumbel``."""
@@ -151,6 +192,14 @@ class GpuOps(TorchOps):
         keys = np.concatenate((halves, np.asarray(positions).astype(np.int32)[:, None]), axis=1)
         moved = self._accelerator.upload(keys)
         return sampling.gumbel(moved[:, :2].contiguous(), moved[:, 2].contiguous(), ids)
+
+
+def _float32(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    return values.astype(np.float32, copy=False)
+
+
+def _int32(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    return values.astype(np.int32, copy=False)
 
 
 def _top_ids(x: Tensor, k: int) -> Tensor:

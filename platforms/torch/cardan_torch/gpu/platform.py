@@ -23,13 +23,13 @@ from cardan.platform import (
     Recommendation,
 )
 from cardan_torch.gpu.features import PAGE_SIZES, proof
+from cardan_torch.gpu.memory import GPU_MEMORY
 from cardan_torch.gpu.presence import Vendor, lacking, library_version
 from cardan_torch.gpu.settings import (
     EMULATED,
     GPU,
     check_options,
     recommended_dtype,
-    recommended_sizes,
     shared_options,
 )
 
@@ -45,6 +45,7 @@ class GpuPlatform(Platform):
 
     Attributes:
         vendor: what an installation looks like.
+        library: whose attention is preferred to Triton's, and the name of the backend.
         emulated_arch: the chip that the stand-in answers for.
         kind: whether a GPU is used or the stand-in.
         root: stands for ``/`` where drivers are looked for.
@@ -52,6 +53,7 @@ class GpuPlatform(Platform):
 
     api_range = (1, 1)
     vendor: Vendor
+    library: str
     emulated_arch: str
     kind: str = GPU
     root: Path = Path("/")
@@ -106,14 +108,21 @@ class GpuPlatform(Platform):
     def recommend(self, facts: ModelFacts, device: DeviceInfo) -> Mapping[str, Recommendation]:
         """Sizes by memory, a type for tensor cores, and the attention backend with the reason."""
         return {
-            **recommended_sizes(device.total_memory),
+            **GPU_MEMORY.recommended_sizes(device.total_memory),
             "dtype": recommended_dtype(facts),
             "attention_backend": self.recommended_attention(facts, arch_of(device)),
         }
 
-    @abc.abstractmethod
     def recommended_attention(self, facts: ModelFacts, arch: str) -> Recommendation:
-        """The attention backend that suits a model on a chip, and why."""
+        """The library's attention where it takes all layers of a model on a chip, else Triton's, and why."""
+        reason = self.why_not_library(facts, arch)
+        if reason is None:
+            return Recommendation(self.library, f"{self.library} is installed and takes all layers")
+        return Recommendation("triton", reason)
+
+    @abc.abstractmethod
+    def why_not_library(self, facts: ModelFacts, arch: str) -> str | None:
+        """Why the library does not attend for a model on a chip; None where it does."""
 
     def open(self, device: DeviceInfo, options: Mapping[str, Any]) -> OpsDevice:
         """Open a GPU, or the stand-in.

@@ -10,11 +10,10 @@ from typing import Any
 
 from cardan.errors import ConfigError
 from cardan.platform import ModelFacts, OptionSpec, Recommendation
-from cardan_torch.gpu.memory import GIB, tier_of
+from cardan_torch.gpu.memory import TOP_BUCKET
 
 GPU = "gpu"
 EMULATED = "emulated"
-TOP_BUCKET = "cuda_graph_max_bs_decode"
 LARGEST_BUCKET = 4096
 INVARIANT = "batch_invariant_attention"
 
@@ -56,16 +55,6 @@ def check_options(options: Mapping[str, Any]) -> None:
             f"--platform-option {TOP_BUCKET} must be 0 (automatic) or 1 to {LARGEST_BUCKET} rows, got {top}. "
             f"Pass --platform-option {TOP_BUCKET}=0, or a number of rows; --disable-graph captures nothing."
         )
-
-
-def recommended_sizes(total_memory: int | None) -> dict[str, Recommendation]:
-    """Sizes that suit a GPU of so much memory."""
-    tier = tier_of(total_memory)
-    size = "memory of unknown size" if total_memory is None else f"{total_memory / GIB:.0f} GiB of memory"
-    return {
-        "chunked_prefill_size": Recommendation(tier.chunk, f"fills a GPU with {size}, and running requests wait less"),
-        "max_running_requests": Recommendation(tier.rows, f"for {size}; decode steps hardly grow with rows"),
-    }
 
 
 def recommended_dtype(facts: ModelFacts) -> Recommendation:

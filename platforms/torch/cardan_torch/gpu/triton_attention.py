@@ -18,6 +18,7 @@ from cardan_kernels.chips import chip_of
 from cardan_kernels.paged import PagedKV
 from cardan_torch.gpu.accelerator import Accelerator
 from cardan_torch.gpu.kv_pool import GpuKVPool
+from cardan_torch.gpu.ops import Rotated
 from cardan_torch.gpu.page_lists import no_rows
 from cardan_torch.gpu.step_arrays import StepArrays
 
@@ -101,7 +102,41 @@ class TritonAttention(AttentionBackend):
         sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """See ``AttentionBackend.forward``."""
-        kv = self.write(k, v, layer, plan)
+        return self._attend(q, self.write(k, v, layer, plan), layer, plan, sinks)
+
+    def forward_rotating(
+        self,
+        qkv: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+        rotation: Rotated,
+        layer: LayerKV,
+        plan: TritonPlan,
+        sinks: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """See ``RotatingAttention.forward_rotating``."""
+        q, kv = self.rotate_and_write(qkv, rotation, layer, plan)
+        return self._attend(q, kv, layer, plan, sinks)
+
+    def write(self, k: torch.Tensor, v: torch.Tensor, layer: LayerKV, plan: TritonPlan) -> PagedKV:
+        """Write a layer's new keys and values to their slots; returns where all of them stand."""
+        kv = self._kv(layer)
+        rope.write_kv(k, v, kv, plan.arrays.out_slots[layer.group])
+        return kv
+
+    def rotate_and_write(
+        self,
+        qkv: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+        rotation: Rotated,
+        layer: LayerKV,
+        plan: TritonPlan,
+    ) -> tuple[torch.Tensor, PagedKV]:
+        """The same by one kernel that rotates queries and keys first; returns the rotated queries too."""
+        kv = self._kv(layer)
+        slots = plan.arrays.out_slots[layer.group]
+        return rope.rope_and_write_kv(qkv, rotation.positions, rotation.rotation, kv, slots), kv
+
+    def _attend(
+        self, q: torch.Tensor, kv: PagedKV, layer: LayerKV, plan: TritonPlan, sinks: torch.Tensor | None
+    ) -> torch.Tensor:
         scoring = attention.Scoring(layer.scale, layer.window, layer.softcap, sinks)
         out = q.new_empty((q.shape[0], layer.q_heads * layer.v_dim))
         if plan.meta is not None:
@@ -110,17 +145,15 @@ class TritonAttention(AttentionBackend):
             attention.decode(q, kv, plan.decode, scoring, self._split(plan, plan.decode, q, layer), out)
         return out
 
-    def write(self, k: torch.Tensor, v: torch.Tensor, layer: LayerKV, plan: TritonPlan) -> PagedKV:
-        """Write a layer's new keys and values to their slots; returns where all of them stand."""
-        kv = PagedKV(
+    def _kv(self, layer: LayerKV) -> PagedKV:
+        """Where a layer's keys and values stand."""
+        return PagedKV(
             keys=self.pool.keys[layer.index],
             values=self.pool.values[layer.index],
             table=self.pool.tables[layer.group],
             k_scale=layer.k_scale,
             v_scale=layer.v_scale,
         )
-        rope.write_kv(k, v, kv, plan.arrays.out_slots[layer.group])
-        return kv
 
     def _shape(self, q: torch.Tensor, layer: LayerKV) -> shape.AttentionShape:
         return shape.AttentionShape(

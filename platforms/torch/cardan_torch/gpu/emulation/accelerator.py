@@ -30,6 +30,7 @@ class EmulatedAccelerator(Accelerator):
     """torch's CPU device in a GPU's place; kernels must run in Triton's interpreter."""
 
     compiles = False
+    collectives = "gloo"
 
     def __init__(self, arch: str) -> None:
         """Stand in for a chip.

@@ -1,0 +1,97 @@
+"""Ranks of GPU platforms: two processes on the stand-in add up and join what they have; what cannot be is refused."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("triton")
+
+from emulated_gpu import PLATFORMS, emulated  # noqa: E402
+
+from cardan.errors import ConfigError  # noqa: E402
+from cardan.platform import RankPlace  # noqa: E402
+
+RANK = """
+    import sys
+    import numpy as np
+    import torch
+    from emulated_gpu import emulated
+    from cardan.errors import ConfigError
+    from cardan.platform import RankPlace
+
+    name, rank, address = sys.argv[1], int(sys.argv[2]), sys.argv[3]
+    platform = emulated(name)
+    device = platform.open(platform.devices()[0], {"device": "emulated"})
+    place = RankPlace(rank=rank, size=2, address=address)
+    group = device.communicator(place)
+    assert group.place is place
+    ops = device.ops
+    with device.scope():
+        for dtype in ("float32", "bfloat16"):
+            x = ops.from_host(np.arange(6, dtype=np.float32).reshape(2, 3) + 10 * rank, dtype)
+            joined = ops.to_host(ops.all_gather(x))
+            assert joined.tolist() == [[0, 1, 2, 10, 11, 12], [3, 4, 5, 13, 14, 15]], joined
+            summed = ops.to_host(ops.all_reduce(x))
+            assert summed.tolist() == [[10, 12, 14], [16, 18, 20]], summed
+    try:
+        device.communicator(place)
+    except ConfigError as error:
+        assert "a rank of a group already. Run each rank in a process of its own." in str(error)
+    else:
+        raise AssertionError("a second group was joined")
+    device.close()
+    assert not torch.distributed.is_initialized()
+"""
+
+
+@pytest.mark.parametrize("name", PLATFORMS)
+def test_two_ranks_add_up_and_join_what_they_have(name):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    paths = [str(Path(__file__).parents[2] / "support")]
+    program = f"import sys; sys.path[:0] = {paths!r}\n" + textwrap.dedent(RANK)
+    ranks = [
+        subprocess.Popen([sys.executable, "-c", program, name, str(rank), address], stderr=subprocess.PIPE, text=True)
+        for rank in range(2)
+    ]
+    said = [rank.communicate(timeout=120)[1] for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0, 0], said
+
+
+def test_one_rank_has_nobody_to_wait_for():
+    platform = emulated("cuda")
+    device = platform.open(platform.devices()[0], {"device": "emulated"})
+    x = torch.ones(2, 3)
+    assert device.ops.all_reduce(x) is x
+    assert device.ops.all_gather(x) is x
+
+
+@pytest.mark.parametrize(
+    ("place", "message"),
+    [
+        ({"rank": 2}, "A rank of 2 must be 0 to 1, got 2. Count the ranks from 0."),
+        ({"rank": -1}, "A rank of 2 must be 0 to 1, got -1."),
+        ({"address": "127.0.0.1"}, "must be host:port, got '127.0.0.1'. Pass such as 127.0.0.1:29500."),
+        ({"address": ":80"}, "must be host:port, got ':80'"),
+    ],
+)
+def test_places_that_cannot_be_are_refused(place, message):
+    with pytest.raises(ConfigError) as refused:
+        RankPlace(**{"rank": 0, "size": 2, "address": "127.0.0.1:29500", **place})
+    assert message in str(refused.value)
+
+
+def test_a_library_that_torch_was_built_without_is_named(monkeypatch):
+    monkeypatch.setattr(torch.distributed, "is_backend_available", lambda library: False)
+    platform = emulated("cuda")
+    device = platform.open(platform.devices()[0], {"device": "emulated"})
+    with pytest.raises(ConfigError, match=r"Ranks on cpu need gloo, and torch was built without it. Run one rank."):
+        device.communicator(RankPlace(rank=0, size=1, address="127.0.0.1:29500"))
