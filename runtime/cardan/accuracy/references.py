@@ -103,7 +103,8 @@ class References:
 
     def stream(self, call: Call) -> NumpyArray:
         """The sum that ``add_rms_norm`` gives beside the norm."""
-        return _host(call, call.arguments[0]) + _host(call, call.arguments[1])
+        total: NumpyArray = _host(call, call.arguments[0]) + _host(call, call.arguments[1])
+        return total
 
     def size(self, call: Call) -> NumpyArray | None:
         """How large the terms of a linear's sums are together, root of the sum of squares; None for other operations.

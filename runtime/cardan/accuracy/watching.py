@@ -121,10 +121,6 @@ class _Forward:
         """See ``Forward.rope_and_attend``: both tell of themselves."""
         return self.attend(self.rope(q, layer.rope_id), self.rope(k, layer.rope_id), v, layer, sinks)
 
-    def rope_and_attend(self, q: Array, k: Array, v: Array, layer: LayerKV, sinks: Array | None = None) -> Array:
-        """See ``Forward.rope_and_attend``: both tell of themselves."""
-        return self.attend(self.rope(q, layer.rope_id), self.rope(k, layer.rope_id), v, layer, sinks)
-
     def _tell(self, op: str, arguments: tuple[Any, ...], result: Any) -> Any:
         other = self._listener(Call(op, self._weights.last, self._ops, arguments, result))
         return result if other is None else other

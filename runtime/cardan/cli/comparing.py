@@ -8,8 +8,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from cyclopts import App, Parameter
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from cardan.accuracy.attribution import attribute
 from cardan.accuracy.cases import bundled_texts, read_texts
@@ -19,7 +17,9 @@ from cardan.accuracy.recording import TOP, Wanted, record
 from cardan.accuracy.report import render
 from cardan.accuracy.verdict import Verdict
 from cardan.cli.comparison_text import show_comparison, show_record
-from cardan.cli.flags import ENGINE_GROUPS, config_flags, log_level_flag, read_config, takes_flags
+from cardan.cli.evaluating import evaluate_command
+from cardan.cli.flags import ENGINE_GROUPS, config_flags, log_level_flag, takes_flags
+from cardan.cli.measuring import Bars, measured_config
 from cardan.cli.terminal import messages, results, set_up_logging
 from cardan.config import EngineConfig
 from cardan.errors import ConfigError
@@ -30,36 +30,10 @@ app = App(
     result_action="return_value",
 )
 
+app.command(evaluate_command, name="eval")
+
 EXIT_CODES = {Verdict.SAME: 0, Verdict.DRIFT: 3, Verdict.DIFFERENT: 4}
 """Exit codes of a comparison; 1 and 2 are errors, as with every command."""
-CHUNK = 128
-"""Prefill chunks where the user names none: long prompts of the bundled set take several."""
-
-
-class _Bars:
-    """Shows how far each part is."""
-
-    def __init__(self, console: Console) -> None:
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-        self._progress = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
-        self._tasks: dict[str, TaskID] = {}
-
-    def __enter__(self) -> _Bars:
-        self._progress.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._progress.stop()
-
-    def __call__(self, part: str, done: int, total: int) -> None:
-        if part not in self._tasks:
-            self._tasks[part] = self._progress.add_task(part, total=total or None)
-        self._progress.update(self._tasks[part], completed=done, total=total or None)
-
-
-def _config(values: dict[str, Any]) -> EngineConfig:
-    given = {"server__log_level": "warning", "scheduler__chunked_prefill_size": CHUNK, **values}
-    return read_config({**given, "scheduler__random_seed": given.get("scheduler__random_seed") or 0})
 
 
 @Parameter(name="*")
@@ -122,18 +96,18 @@ def record_command(
     **values: Any,
 ) -> int:
     """Run prompts through an engine as it serves, and keep what the model said in one file."""
-    config = _config(values)
+    config = measured_config(values)
     console = messages()
     set_up_logging(config.server.log_level, console)
     wanted = flags.wanted()
-    with _Bars(console) as bars:
+    with Bars(console) as bars:
         golden = _record_from(flags, config, wanted, bars)
     golden.write(out)
     show_record(results(), golden, out)
     return 0
 
 
-def _record_from(flags: RecordFlags, config: EngineConfig, wanted: Wanted, bars: _Bars) -> Golden:
+def _record_from(flags: RecordFlags, config: EngineConfig, wanted: Wanted, bars: Bars) -> Golden:
     is_server = flags.source.startswith(("http://", "https://"))
     if not is_server and (flags.server_model or flags.server_api_key):
         raise ConfigError("--server-model and --server-api-key need --from with a URL. Drop them, or name the server.")
@@ -169,10 +143,10 @@ def compare_command(
         _check_alone(values, flags)
         compared = compare(truth, read_golden(other))
     else:
-        config = _config(values)
+        config = measured_config(values)
         console = messages()
         set_up_logging(config.server.log_level, console)
-        with _Bars(console) as bars:
+        with Bars(console) as bars:
             compared = compare(truth, run_again(truth, config, bars, flags))
             if flags.attribute:
                 compared = replace(compared, attribution=attribute(truth, compared, config, bars))
@@ -180,7 +154,7 @@ def compare_command(
     return EXIT_CODES[compared.judgement.verdict]
 
 
-def run_again(truth: Golden, config: EngineConfig, bars: _Bars, flags: CompareFlags) -> Golden:
+def run_again(truth: Golden, config: EngineConfig, bars: Bars, flags: CompareFlags) -> Golden:
     """A record of the same sequences on another engine."""
     wanted = Wanted(
         cases=tuple(recorded.case for recorded in truth.cases),

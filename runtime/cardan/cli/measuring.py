@@ -1,0 +1,42 @@
+"""What all of ``cardan accuracy`` shares: how an engine that is measured is configured, and bars while it runs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+
+from cardan.cli.flags import read_config
+from cardan.config import EngineConfig
+
+CHUNK = 128
+"""Prefill chunks where the user names none: long prompts of the bundled set take several."""
+
+
+class Bars:
+    """Shows how far each part is."""
+
+    def __init__(self, console: Console) -> None:
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        self._progress = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+        self._tasks: dict[str, TaskID] = {}
+
+    def __enter__(self) -> Bars:
+        self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+
+    def __call__(self, part: str, done: int, total: int) -> None:
+        """Move a part's bar, or begin it."""
+        if part not in self._tasks:
+            self._tasks[part] = self._progress.add_task(part, total=total or None)
+        self._progress.update(self._tasks[part], completed=done, total=total or None)
+
+
+def measured_config(values: dict[str, Any]) -> EngineConfig:
+    """The config of flags, with small chunks and a fixed seed where the user names none."""
+    given = {"server__log_level": "warning", "scheduler__chunked_prefill_size": CHUNK, **values}
+    return read_config({**given, "scheduler__random_seed": given.get("scheduler__random_seed") or 0})

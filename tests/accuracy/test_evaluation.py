@@ -1,0 +1,110 @@
+"""Tasks with a score: what counts as right, how sure a score is, and what two platforms' outcomes say of each other."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from accuracy_tiny import tiny_config
+
+from cardan.accuracy.evaluation import (
+    Evaluation,
+    Outcome,
+    evaluate,
+    mcnemar,
+    pair,
+    read_evaluation,
+    score,
+    wilson,
+)
+from cardan.accuracy.fingerprints import Fingerprint
+from cardan.accuracy.recording import tokenizer_for
+from cardan.cli import app
+from cardan.errors import ConfigError, GoldenFileError
+
+MAKER = Fingerprint(
+    source="cardan", platform="p", device="d", model="m", architecture="A", vocab_size=9, dtype="float32"
+)
+
+
+def of(**outcomes: tuple[float, ...]) -> Evaluation:
+    return Evaluation(maker=MAKER, outcomes={name: Outcome(values=values) for name, values in outcomes.items()})
+
+
+@pytest.mark.parametrize(
+    ("right", "count", "low", "high"), [(5, 10, 0.2366, 0.7634), (0, 10, 0.0, 0.2775), (29, 30, 0.8333, 0.9941)]
+)
+def test_intervals_are_wilsons(right: int, count: int, low: float, high: float) -> None:
+    """Values of statsmodels' ``proportion_confint(method="wilson")``."""
+    found = wilson(right, count)
+    assert (found.low, found.high) == (pytest.approx(low, abs=1e-4), pytest.approx(high, abs=1e-4))
+
+
+@pytest.mark.parametrize(("a", "b", "p"), [(0, 0, 1.0), (1, 9, 0.021484375), (5, 5, 1.0), (0, 6, 0.03125)])
+def test_mcnemar_is_the_binomial_test(a: int, b: int, p: float) -> None:
+    assert mcnemar(a, b) == pytest.approx(p)
+    assert mcnemar(b, a) == pytest.approx(p)
+
+
+def test_pairs_are_judged_item_by_item() -> None:
+    ours = of(choices=(1, 1, 1, 0, 0, 0, 0, 0, 0), perplexity=tuple(np.linspace(-3, -1, 200)))
+    theirs = of(choices=(1, 1, 1, 1, 1, 1, 1, 1, 1), perplexity=tuple(np.linspace(-3, -1, 200) - 0.01))
+    perplexity, choices = sorted(pair(ours, theirs), key=lambda found: found.name, reverse=True)
+    assert (choices.only_ours, choices.only_theirs, choices.p) == (0, 6, 0.03125)
+    assert choices.differs
+    assert perplexity.theirs.value == pytest.approx(perplexity.ours.value * np.exp(0.01))
+    assert perplexity.differs
+    same = pair(ours, ours)
+    assert not any(found.differs for found in same)
+    assert score("perplexity", ours.outcomes["perplexity"]).value == pytest.approx(np.exp(2.0))
+
+
+def test_other_sets_and_items_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(GoldenFileError, match="no set in common"):
+        pair(of(choices=(1.0,)), of(answers=(1.0,)))
+    with pytest.raises(GoldenFileError, match="have 1 and 2 items in choices: tokenizers or sets differ"):
+        pair(of(choices=(1.0,)), of(choices=(1.0, 0.0)))
+    with pytest.raises(GoldenFileError, match="cannot be read"):
+        read_evaluation(tmp_path / "absent")
+    (tmp_path / "x").write_text("[]")
+    with pytest.raises(GoldenFileError, match="is no evaluation"):
+        read_evaluation(tmp_path / "x")
+    (tmp_path / "x").write_text('{"version": 9}')
+    with pytest.raises(GoldenFileError, match="of version 9, but this Cardan reads 1"):
+        read_evaluation(tmp_path / "x")
+
+
+@pytest.mark.model
+@pytest.mark.slow
+def test_a_real_model_answers(smollm2_path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """SmolLM2 knows what children know, and is the same as itself."""
+    out = tmp_path / "a.json"
+    flags = ["--model", str(smollm2_path), "--platform", "cpu", "--max-total-tokens", "4096"]
+    sets = ["--set", "choices", "--set", "answers"]
+    assert app.run(["accuracy", "eval", *flags, *sets, "--out", str(out)]) == 0
+    kept = read_evaluation(out)
+    assert score("choices", kept.outcomes["choices"]).low > 0.6, "by chance a quarter is right"
+    assert score("answers", kept.outcomes["answers"]).low > 0.3
+    assert app.run(["accuracy", "eval", *flags, "--set", "answers", "--against", str(out)]) == 0
+    shown = capsys.readouterr().out
+    assert "no difference beyond chance, p = 1" in shown
+
+
+def test_outcomes_are_kept_and_read(tmp_path: Path) -> None:
+    made = replace(of(choices=(1.0, 0.0)), maker=replace(MAKER, settings={"graph": [True, "flag"]}))
+    made.write(tmp_path / "x.json")
+    found = read_evaluation(tmp_path / "x.json")
+    assert found.outcomes == made.outcomes
+    assert json.loads(json.dumps(found.maker.to_json())) == json.loads(json.dumps(made.maker.to_json()))
+
+
+def test_unknown_sets_are_refused(tiny_llama: Path, tmp_path: Path) -> None:
+    shutil.copytree(tiny_llama, tmp_path / "m")
+    config = tiny_config(tmp_path / "m", "cpu")
+    tokenizer = tokenizer_for(config, required=False)
+    with pytest.raises(ConfigError, match="--set must be one of perplexity, choices, answers, got 'poems'"):
+        evaluate(config, tokenizer, ("poems",))  # type: ignore[arg-type]
