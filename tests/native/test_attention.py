@@ -11,6 +11,7 @@ from dense_attention import dense_attention  # noqa: E402
 from native_bench import BenchDevice, Stage, from_bits, layer_kv, tensor  # noqa: E402
 
 from cardan.testing.conformance.attention_bench import AttentionBench, Case, Row  # noqa: E402
+from cardan.testing.conformance.attention_checks import hold  # noqa: E402
 from cardan.types import ForwardMode, KVKind, LayerKV  # noqa: E402
 
 VARIANTS = native_kernels.available()
@@ -77,6 +78,19 @@ def test_narrow_types_lose_their_rounding_only(variant: str, dtype: str, kv_dtyp
         for kind in ("heads-of-64", "softcap-window", "odd-heads"):
             layer = layer_kv(**KINDS[kind])
             assert error(*BATCHES[batch], layer, variant, dtype=dtype, kv_dtype=kv_dtype) < tolerance
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_tiles_of_bfloat16_are_off_by_their_roundings_only(variant: str, kind: str) -> None:
+    """Where there are tile registers, they round weights of keys, and nothing else that float32 sums do not."""
+    layer = layer_kv(**KINDS[kind])
+    mode, rows = BATCHES["prefill"]
+    case = Case(mode=mode, rows=rows, layer=layer, dtype="bfloat16", kv_dtype="bfloat16")
+    sinks = np.linspace(-1.0, 4.0, layer.q_heads) if layer.sinks else None
+    bench = AttentionBench(BenchDevice(native_kernels.load(variant)), "native", case, sinks=sinks)  # type: ignore[arg-type]
+    got, want = bench.run()
+    hold(got, want, bench.allowed, kind)
 
 
 @pytest.mark.parametrize("flat", [True, False])

@@ -5,13 +5,11 @@
 
 #include <iterator>
 
-#include "ops/attention_lanes.h"
-#include "ops/attention_schedule.h"
+#include "ops/attention_block.h"
 
 namespace cardan_native {
 namespace {
 
-constexpr int64_t kBlockKeys = 64;
 constexpr int kPanel = 2 * kLanes;  // columns of a panel
 #if defined(__AVX512F__)
 constexpr int kMostRows = 12;  // rows at once: twice as many sums, a column pair and one value fill the registers
@@ -141,10 +139,11 @@ void gather_values(const Gathered<T>& values, int64_t dim, float* panels) {
   }
 }
 
-// What a tile keeps while it passes over its keys. Query rows are tokens times heads, heads innermost.
+// What a tile keeps while it passes over its keys.
 struct Tile {
   int64_t queries, v_width;
-  float *q, *scores, *values, *largest, *sums, *scales;  // values: [queries, v_width]
+  TileState state;
+  float *q, *values;  // values: [queries, v_width]
   float *key_panels, *value_panels;
 
   Tile(const AttentionStep& step, int64_t count, AttentionScratch& scratch)
@@ -152,52 +151,20 @@ struct Tile {
     const auto size = AttentionScratch::padded;
     const int64_t wanted[] = {size(count * step.k_dim), size(count * kBlockKeys), size(count * v_width), size(count),
                               size(count), size(count), kBlockKeys * step.k_dim, kBlockKeys * v_width};
-    float** parts[] = {&q, &scores, &values, &largest, &sums, &scales, &key_panels, &value_panels};
+    float** parts[] = {&q, &state.scores, &values, &state.largest, &state.sums, &state.scales, &key_panels,
+                       &value_panels};
     int64_t all = 0;
     for (const int64_t floats : wanted) all += floats;
     float* next = scratch.need(all);
     for (size_t i = 0; i < std::size(wanted); next += wanted[i++]) *parts[i] = next;
     std::fill(values, values + count * v_width, 0.0f);
-    std::fill(largest, largest + count, -INFINITY);
-    std::fill(sums, sums + count, 0.0f);
+    state.clear(count);
   }
 };
-
-// Keys [first, last) of a row, at most kBlockKeys, and the queries of a tile that see any of them.
-struct Block {
-  int64_t first, last;
-  int64_t first_token, last_token;  // of the tile
-  int64_t first_position;           // of the tile
-  const int32_t* slots;             // of the keys
-  int64_t next_keys;                // in the block after this one
-};
-
-// Scores become weights, and what a query has gathered so far gets its factor.
-void weigh_block(const AttentionStep& step, Tile& tile, const Block& block) {
-  const int64_t count = block.last - block.first;
-  for (int64_t token = block.first_token; token < block.last_token; ++token) {
-    const int64_t position = block.first_position + token;
-    const int64_t last = std::clamp<int64_t>(position + 1 - block.first, 0, count);
-    const int64_t first = std::clamp<int64_t>(step.first_key(position) - block.first, 0, last);
-    for (int64_t query = token * step.shared; query < (token + 1) * step.shared; ++query) {
-      float* scores = tile.scores + query * kBlockKeys;
-      const float before = tile.largest[query];
-      const float found = prepare_scores(scores, whole_vectors(count), first, last, step.softcap);
-      const float largest = found > before ? found : before;
-      const float sum = exponentiate(scores, whole_vectors(count), largest);
-      const float scale = largest == before ? 1.0f : exp(splat(before - largest))[0];
-      tile.scales[query] = scale;
-      tile.sums[query] = tile.sums[query] * scale + sum;
-      tile.largest[query] = largest;
-    }
-  }
-}
 
 template <class T>
-void attend_block(const AttentionStep& step, Tile& tile, const Block& block, int64_t kv_head) {
-  const int64_t count = block.last - block.first;
-  const int64_t first = block.first_token * step.shared;
-  const int64_t queries = (block.last_token - block.first_token) * step.shared;
+void attend_block(const AttentionStep& step, const Tile& tile, const KeyBlock& block, int64_t kv_head) {
+  const int64_t count = block.count(), first = block.first_query(step), queries = block.queries(step);
   const T* keys = reinterpret_cast<const T*>(step.keys) + kv_head * step.k_dim;
   const T* values = reinterpret_cast<const T*>(step.values) + kv_head * step.v_dim;
   const int64_t size = static_cast<int64_t>(sizeof(T));
@@ -208,18 +175,18 @@ void attend_block(const AttentionStep& step, Tile& tile, const Block& block, int
   Ahead ahead(reinterpret_cast<const char*>(values), step.value_stride() * size, step.v_dim * size, block.slots, count);
   for (int64_t panel = 0; panel < panels_of(count); ++panel)
     multiply<false>({tile.q + first * step.k_dim, step.k_dim, tile.key_panels + panel * step.k_dim * kPanel, step.k_dim,
-                     tile.scores + first * kBlockKeys + panel * kPanel, kBlockKeys, nullptr},
+                     tile.state.scores + first * kBlockKeys + panel * kPanel, kBlockKeys, nullptr},
                     queries, ahead, ahead_rows);
-  weigh_block(step, tile, block);
+  weigh_block(step, tile.state, block);
   scales = step.scales_of(step.value_scales, kv_head);
   gather_values<T>({values, step.value_stride(), block.slots, count, scales, step.kv_heads}, step.v_dim,
                    tile.value_panels);
   ahead = Ahead(reinterpret_cast<const char*>(keys), step.key_stride() * size, step.k_dim * size, block.slots + count,
                 block.next_keys);
   for (int64_t panel = 0; panel < tile.v_width / kPanel; ++panel)
-    multiply<true>({tile.scores + first * kBlockKeys, kBlockKeys,
+    multiply<true>({tile.state.scores + first * kBlockKeys, kBlockKeys,
                     tile.value_panels + panel * kBlockKeys * kPanel, count,
-                    tile.values + first * tile.v_width + panel * kPanel, tile.v_width, tile.scales + first},
+                    tile.values + first * tile.v_width + panel * kPanel, tile.v_width, tile.state.scales + first},
                    queries, ahead, ahead_rows);
 }
 
@@ -227,32 +194,19 @@ template <class T>
 void attend(const AttentionStep& step, const ScheduledRow& row, const AttentionTask& task) {
   thread_local AttentionScratch scratch;
   const int64_t tokens = task.last - task.first;
-  Tile tile(step, tokens * step.shared, scratch);
+  const Tile tile(step, tokens * step.shared, scratch);
   for (int64_t query = 0; query < tile.queries; ++query)
     read_query(step, row.first_token + task.first + query / step.shared,
                task.first_head * step.shared + query % step.shared, tile.q + query * step.k_dim, step.k_dim);
-  const int64_t first_position = row.position(task.first), behind = first_position + tokens;
-  const int64_t first_key = step.first_key(first_position);
-  for (int64_t start = first_key / kBlockKeys * kBlockKeys; start < behind; start += kBlockKeys) {
-    Block block{};
-    block.first = std::max(start, first_key);
-    block.last = std::min(start + kBlockKeys, behind);
-    block.first_token = std::max<int64_t>(0, block.first - first_position);
-    block.last_token = step.window ? std::min(tokens, block.last + step.window - 1 - first_position) : tokens;
-    block.first_position = first_position;
-    block.slots = row.slots + block.first;
-    block.next_keys = std::min(kBlockKeys, behind - block.last);
-    attend_block<T>(step, tile, block, task.first_head);
-  }
-  for (int64_t query = 0; query < tile.queries; ++query)
-    write_result(step, row.first_token + task.first + query / step.shared,
-                 task.first_head * step.shared + query % step.shared,
-                 {tile.largest[query], tile.sums[query], tile.values + query * tile.v_width});
+  for_each_key_block(step, row, task,
+                     [&](const KeyBlock& block) { attend_block<T>(step, tile, block, task.first_head); });
+  write_tile(step, row, task, tile.state, tile.values, tile.v_width);
 }
 
 }  // namespace
 
 void attend_tile(const AttentionStep& step, const AttentionSchedule& schedule, const AttentionTask& task) {
+  if (takes_bf16_tiles(step)) return attend_bf16_tile(step, schedule, task);
   with_stored(step.kv_dtype, "attention", [&]<class T>(T) { attend<T>(step, schedule.rows[task.index], task); });
 }
 
