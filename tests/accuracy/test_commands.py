@@ -81,6 +81,24 @@ def test_a_verdict_has_an_exit_code(
     assert f"verdict: {word}" in capsys.readouterr().out
 
 
+@pytest.mark.slow
+def test_a_narrow_type_is_found_to_carry_a_difference(
+    model: Path, recorded, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Float32 against bfloat16, judged as if both were float32."""
+    golden, numbers, page = (tmp_path / name for name in ("g.cardan", "n.json", "n.html"))
+    recorded("cpu").write(golden)
+    flags = ["--model", str(model), "--platform", "cpu", "--max-total-tokens", "500", "--dtype", "bfloat16"]
+    asked = ["--attribute", "--no-noise", "--no-semantics", "--json", str(numbers), "--html", str(page)]
+    app.run(["accuracy", "compare", str(golden), *flags, *asked])
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "attribution: The difference is carried by activations in bfloat16: where they are float32" in shown
+    attribution = json.loads(numbers.read_text())["attribution"]
+    assert attribution["feature"] == "activations in bfloat16"
+    assert attribution["deviations"] == [], "operations round as their type does"
+    assert "What carries the difference" in page.read_text()
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
