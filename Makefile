@@ -1,4 +1,4 @@
-# demo · test · test-more · check · conform · native-compile · native-emulate · native-sanitize · kernels-compile · kernels-compile-all · kernels-grid · bench · bench-peers · mac-check · device-check · device-wheels · screenshots · soak · fuzz-api · docs
+# demo · test · test-more · check · conform · native-compile · native-emulate · native-sanitize · kernels-compile · kernels-compile-all · kernels-grid · bench · bench-peers · accuracy · mac-check · device-check · device-wheels · screenshots · soak · fuzz-api · docs
 #
 # Everything is installed into .venv; models are kept in .cardan. Nothing else of the machine is touched.
 
@@ -28,7 +28,7 @@ P ?= $(PLATFORM)
 # One process a core, one thread each; a file stays in one process, so that its fixtures are made once.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile
 
-.PHONY: demo test test-more check conform native-compile native-emulate native-sanitize kernels-compile kernels-compile-all kernels-grid bench bench-peers mac-check device-check device-wheels screenshots soak fuzz-api docs clean
+.PHONY: demo test test-more check conform native-compile native-emulate native-sanitize kernels-compile kernels-compile-all kernels-grid bench bench-peers accuracy mac-check device-check device-wheels screenshots soak fuzz-api docs clean
 
 demo: $(VENV)/installed-$(PLATFORM) $(NATIVE)
 	@$(BIN)/python examples/demo.py
@@ -114,6 +114,17 @@ bench-peers: $(VENV)/installed-bench $(NATIVE) $(CARDAN_CACHE)/fetched
 	$(if $(F),,$(BIN)/python benchmarks/bench_peers.py --set-up)
 	$(if $(F),,$(BIN)/python benchmarks/profiles.py)
 	$(BIN)/python benchmarks/bench_peers.py $(F)
+
+# Whether SmolLM2 is the same model on the CPU's kernels and on MLX: the same GGUF, activations in bfloat16 on both. The
+# report is kept in docs/evidence/, and the exit code is the verdict's.
+RECORD := $(CARDAN_CACHE)/accuracy-cpu.cardan
+ALIKE := --model smollm2-135m --dtype bfloat16 --chunked-prefill-size 32 --max-total-tokens 4096
+accuracy: $(VENV)/installed-test $(NATIVE) $(CARDAN_CACHE)/fetched
+	$(if $(NATIVE),,@$(PIP) -e '.[cpu]')
+	@mkdir -p docs/evidence
+	$(BIN)/cardan accuracy record --platform cpu $(ALIKE) --positions 200 --out $(RECORD)
+	$(BIN)/cardan accuracy compare $(RECORD) --platform mlx $(ALIKE) --no-noise \
+		--html docs/evidence/accuracy-cpu-mlx.html --json docs/evidence/accuracy-cpu-mlx.json
 
 # On a Mac: conformance, greedy tokens and times, kept in docs/evidence/.
 mac-check: $(VENV)/installed-test $(CARDAN_CACHE)/fetched
