@@ -299,6 +299,8 @@ def main(arguments: list[str]) -> int:
         return 0
     if flags.wheels:
         return run_with_wheels(flags, arguments)
+    if flags.emulated:
+        os.environ.setdefault("TRITON_INTERPRET", "1")
     if flags.emulated and flags.folder is None:
         sys.stderr.write("--emulated gives no evidence for docs/evidence. Name another place with --folder.\n")
         return REFUSED

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -90,6 +91,13 @@ def test_without_a_gpu_it_says_what_is_missing_and_what_was_proven(
 def test_what_the_stand_in_gives_is_not_written_among_evidence(load_module: Any, capsys: Any) -> None:
     assert load_module("device_check").main(["--emulated"]) == 2
     assert "Name another place with --folder" in capsys.readouterr().err
+
+
+def test_the_stand_in_has_its_kernels_interpreted_without_being_told(load_module: Any, monkeypatch: Any) -> None:
+    monkeypatch.setenv("TRITON_INTERPRET", "0")
+    monkeypatch.delenv("TRITON_INTERPRET")
+    assert load_module("device_check").main(["--emulated"]) == 2
+    assert os.environ["TRITON_INTERPRET"] == "1"
 
 
 def test_a_part_that_breaks_is_part_of_the_report_and_the_others_are_kept(
