@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,35 +18,48 @@ from cardan.text import load_tokenizer
 from cardan.weights import open_checkpoint
 from cardan_cpu import platform
 
-pytestmark = [pytest.mark.slow, pytest.mark.model]
-
 TEXT = Path(__file__).parents[2] / "LICENSE"
 """A text that comes with the sources and stays as it is."""
 
-TOKENS = 640
 CHUNK = 160
 MOST_OFF = 0.005
 """How far perplexity may be from that of transformers, as a share."""
 
+MODELS = [
+    pytest.param(("smollm2_path", 640), id="Q4_1", marks=[pytest.mark.slow, pytest.mark.model]),
+    pytest.param(("coder_path", 512), id="K-quants", marks=[pytest.mark.accuracy, pytest.mark.timeout(1800)]),
+]
+"""The fixture that finds each, and how many tokens of the text it reads."""
 
-@pytest.fixture(scope="module")
-def by_transformers(smollm2_path: Path) -> tuple[list[int], float]:
-    """Token ids of the text, and its perplexity by transformers from weights that it dequantizes itself."""
+
+@dataclass(frozen=True)
+class Truth:
+    """What transformers makes of the text, from weights that it dequantizes itself."""
+
+    model: Path
+    ids: list[int]
+    perplexity: float
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def by_transformers(request: pytest.FixtureRequest) -> Truth:
     torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    fixture, tokens = request.param
+    path = request.getfixturevalue(fixture)
+    ids = text_ids(path, tokens)
     oracle = transformers.AutoModelForCausalLM.from_pretrained(
-        smollm2_path.parent, gguf_file=smollm2_path.name, dtype=torch.float32
+        path.parent, gguf_file=path.name, dtype=torch.float32
     ).eval()
-    ids = text_ids(smollm2_path)
     with torch.no_grad():
         logits = oracle(torch.tensor([ids])).logits[0].double().numpy()
-    return ids, perplexity(logits, ids)
+    return Truth(path, ids, perplexity(logits, ids))
 
 
-def text_ids(model: Path) -> list[int]:
+def text_ids(model: Path, tokens: int) -> list[int]:
     checkpoint = open_checkpoint(ModelConfig(model=str(model)))
-    ids = load_tokenizer(checkpoint.tokenizer).encode(TEXT.read_text(encoding="utf-8"))[:TOKENS]
+    ids = load_tokenizer(checkpoint.tokenizer).encode(TEXT.read_text(encoding="utf-8"))[:tokens]
     checkpoint.close()
-    assert len(ids) == TOKENS
+    assert len(ids) == tokens
     return ids
 
 
@@ -58,13 +72,13 @@ def perplexity(logits: np.ndarray, ids: list[int]) -> float:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("activations", ["float", "int16"])
+@pytest.mark.parametrize("activations", ["float", "int16", "int8"])
 def test_perplexity_is_that_of_transformers(
-    smollm2_path: Path, by_transformers: tuple[list[int], float], activations: str, dtype: str, record_property: Any
+    by_transformers: Truth, activations: str, dtype: str, record_property: Any
 ) -> None:
-    ids, want = by_transformers
-    harness = RunnerHarness(smollm2_path, platform, dtype, {"kernels": "native", "activations": activations})
-    parts = [harness.logits((1, ids[start : start + CHUNK])) for start in range(0, TOKENS, CHUNK)]
+    model, ids, want = by_transformers.model, by_transformers.ids, by_transformers.perplexity
+    harness = RunnerHarness(model, platform, dtype, {"kernels": "native", "activations": activations})
+    parts = [harness.logits((1, ids[start : start + CHUNK])) for start in range(0, len(ids), CHUNK)]
     harness.runner.close()
     harness.device.close()
     got = perplexity(np.concatenate(parts), ids)
