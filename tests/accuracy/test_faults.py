@@ -140,6 +140,18 @@ def test_without_a_fault_there_is_nothing_to_attribute(
 
 
 @pytest.mark.slow
+def test_a_kernel_that_cannot_be_watched_is_named(
+    truths: Callable[[str, bool], Golden], models: Callable[[str], Path]
+) -> None:
+    """Rotation and attention in one kernel: apart they are right, and every operation that is watched is."""
+    compared, attribution = found(Fault(faults.WrongFusion, ""), truths("llama", True), models("llama"))
+    assert compared.judgement.verdict is Verdict.DIFFERENT
+    assert attribution.feature == "fused kernels"
+    assert attribution.deviations == ()
+    assert attribution.layer is None
+
+
+@pytest.mark.slow
 def test_other_weights_are_no_features(
     truths: Callable[[str, bool], Golden], models: Callable[[str], Path], tmp_path: Path
 ) -> None:

@@ -137,6 +137,20 @@ class SwappedHeads(_ChangedAttention):
         return ops.split_heads(ops.concat((second, first)), layer.kv_heads)
 
 
+class WrongFusion(_ChangedAttention):
+    """A kernel that rotates and attends at once leaves the keys as they are."""
+
+    def _changed(self, backend: Any) -> Any:
+        def forward_rotating(
+            qkv: tuple[Any, Any, Any], rotation: Any, layer: LayerKV, plan: Any, sinks: Any = None
+        ) -> Any:
+            q, k, v = qkv
+            return backend.forward(self.device.ops.rope_apply(q, rotation), k, v, layer, plan, sinks)
+
+        backend.forward_rotating = forward_rotating
+        return backend
+
+
 class WideWindow(_ChangedAttention):
     """One layer's queries see a key more than its window holds."""
 
