@@ -105,7 +105,7 @@ kernels-compile-all: $(VENV)/installed-test
 	$(BIN)/python -W ignore -m cardan_kernels.compiled --cache $(CARDAN_CACHE)/kernels --all
 
 # The CPU's kernels for this machine and their tests under the sanitizers of addresses and of undefined behaviour, and
-# their thread pool by itself under these and that of threads: half an hour. What python and numpy never free is theirs.
+# their thread pool by itself under these and that of threads. What python and numpy never free is theirs.
 PRELOADED = $(shell $(CXX) -print-file-name=libasan.so) $(shell $(CXX) -print-file-name=libstdc++.so)
 native-sanitize: $(VENV)/installed-test
 	CARDAN_POOL_SANITIZERS=address,undefined $(BIN)/python -m pytest -q tests/native/test_pool.py

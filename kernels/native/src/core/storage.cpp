@@ -9,8 +9,24 @@
 
 #include "core/graph.h"
 
+#if defined(__SANITIZE_ADDRESS__)
+#include <sanitizer/asan_interface.h>
+#endif
+
 namespace cardan_native {
 namespace {
+
+// Under the address sanitizer what is beyond a tensor, and what nobody holds, must not be touched: blocks are larger
+// than asked for and used again, so that the sanitizer has to be told.
+#if defined(__SANITIZE_ADDRESS__)
+constexpr size_t kGuard = 64;
+void hide(const char* data, size_t bytes) { __asan_poison_memory_region(data, bytes); }
+void show(const char* data, size_t bytes) { __asan_unpoison_memory_region(data, bytes); }
+#else
+constexpr size_t kGuard = 0;
+void hide(const char*, size_t) {}
+void show(const char*, size_t) {}
+#endif
 
 constexpr size_t kAlignment = 64;
 constexpr size_t kMostKept = size_t{256} << 20;
@@ -35,6 +51,7 @@ char* make_block(size_t bytes) {
 }
 
 void free_block(char* data, size_t bytes) {
+  show(data, bytes);
   if (bytes >= kMapped)
     munmap(data, bytes);
   else
@@ -51,17 +68,19 @@ size_t rounded(size_t bytes) {
 }  // namespace
 
 Storage::~Storage() {
-  if (owner)
+  if (owner) {
     owner->give_back(data, bytes);
-  else if (data)
+  } else if (data) {
+    show(data, bytes);
     munmap(data, bytes);
+  }
 }
 
 Allocator::~Allocator() { release_free(); }
 
 std::shared_ptr<Storage> Allocator::take(size_t bytes) {
   auto storage = std::make_shared<Storage>();
-  const size_t size = rounded(bytes);
+  const size_t size = rounded(bytes + kGuard);
   {
     std::lock_guard lock(mutex_);
     auto found = free_.find(size);
@@ -74,6 +93,8 @@ std::shared_ptr<Storage> Allocator::take(size_t bytes) {
       held_bytes_ += size;
     }
   }
+  show(storage->data, bytes);
+  hide(storage->data + bytes, size - bytes);
   storage->bytes = size;
   storage->owner = shared_from_this();
   return storage;
@@ -85,6 +106,7 @@ size_t Allocator::held_bytes() const {
 }
 
 void Allocator::give_back(char* data, size_t bytes) {
+  hide(data, bytes);
   std::lock_guard lock(mutex_);
   // Blocks of sizes that nobody asks for any more would fill the allowance for ever, so the older ones go.
   if (free_bytes_ + bytes > most_kept_) release_free();
@@ -107,9 +129,10 @@ void Allocator::release_free() {
 
 std::shared_ptr<Storage> zeroed_storage(size_t bytes) {
   auto storage = std::make_shared<Storage>();
-  const size_t size = std::max(bytes, size_t{1});
+  const size_t size = std::max(bytes, size_t{1}) + kGuard;
   storage->data = static_cast<char*>(map_pages(size));
   storage->bytes = size;
+  hide(storage->data + bytes, size - bytes);
   return storage;
 }
 
