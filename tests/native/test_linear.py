@@ -17,7 +17,7 @@ from cardan.quantization import FORMATS, dequantize  # noqa: E402
 VARIANTS = kernels.available()
 TOKENS = (0, 1, 2, 3, 5, 8, 9, 16, 17, 33)
 OUTER = (1, 7, 16, 31, 37)
-DENSE_COLUMNS = (1, 2, 17, 31, 64, 97)
+DENSE_COLUMNS = (1, 2, 17, 31, 64, 897, 97)
 
 
 @pytest.fixture(params=VARIANTS)

@@ -74,6 +74,15 @@ def test_a_row_is_the_same_among_others(native, fmt: str, activations: str) -> N
         assert np.array_equal(bits(weight, x[-tokens:]), together[-tokens:]), f"the last {tokens} rows"
 
 
+@pytest.mark.parametrize(("fmt", "activations"), [("BF16", "float"), ("F32", "float"), ("Q4_1", "int16")])
+def test_rows_of_several_tasks_are_what_they_are_in_parts(native, fmt: str, activations: str) -> None:
+    weight = make(native, fmt, (100, COLUMNS), activations=activations)
+    x = np.random.default_rng(8).normal(size=(600, COLUMNS))
+    together = bits(weight, x)
+    for first, last in ((0, 5), (5, 46), (46, 175), (175, 432), (432, 600)):
+        assert np.array_equal(bits(weight, x[first:last]), together[first:last]), f"rows {first} to {last}"
+
+
 @pytest.mark.parametrize("columns", [1, 5, 15, 16, 17, 33, 63, 70])
 @pytest.mark.parametrize("fmt", ["F32", "F16", "BF16", "F8_E5M2"])
 def test_memory_around_activations_is_never_read(native, fmt: str, columns: int) -> None:

@@ -6,6 +6,7 @@
 namespace cardan_native {
 namespace {
 
+constexpr int64_t kRowsAhead = 16;     // whose results' memory is asked for: stores wait for each other
 constexpr int64_t kRowsTogether = 16;  // rows of scratch are a multiple: tiles are read whole
 
 int64_t padded_rows(int64_t rows) { return (rows + kRowsTogether - 1) / kRowsTogether * kRowsTogether; }
@@ -26,17 +27,20 @@ void store_bytes(int8_t* to, vi values) {
   std::memcpy(to, &bytes, sizeof bytes);
 }
 
-// Codes of 32 elements, in one plane or (where `upper` is not null) in two, and their scale; adds codes to the sums of
+// Codes of 32 elements, in one plane or (where `upper` is not null) in two, their scale, and the sums of the codes of
 // their units.
 template <class T>
 float quantize_group(const T* from, int8_t* codes, int8_t* upper, int64_t unit, int32_t* sums) {
   const RoundedGroup rounded = round_group(from, upper ? kInt16Steps : kInt8Steps);
+  vi halves[2] = {};
   for (int v = 0; v < kGroupVectors; ++v) {
     const vi high = upper ? (rounded.codes[v] + 128) >> 8 : vi{};
     if (upper) store_bytes(upper + v * kLanes, high);
     store_bytes(codes + v * kLanes, rounded.codes[v] - (high << 8));
-    for (int lane = 0; lane < kLanes; ++lane) sums[v * kLanes / unit] += rounded.codes[v][lane];
+    halves[v * kLanes / 16] += rounded.codes[v];
   }
+  sums[0] = sum_lanes(unit == kGroup ? halves[0] + halves[1] : halves[0]);
+  sums[1] = sum_lanes(halves[1]);
   return rounded.scale;
 }
 
@@ -48,38 +52,55 @@ void quantize_row(const T* from, const PackedLinear& weight, const Int8Rows& to)
   auto* scales = const_cast<float*>(to.scales);
   auto* out = static_cast<char*>(const_cast<void*>(to.sums));
   for (int64_t group = 0; group < weight.columns / kGroup; ++group, codes += kGroup, out += 4 * units) {
-    int32_t sums[2] = {};
+    int32_t sums[2];
     const float scale =
         quantize_group(from + group * kGroup, codes, two_planes ? codes + to.plane_stride : nullptr, unit, sums);
     scales[group] = scale;
     for (int64_t i = 0; i < units; ++i) {
-      const int32_t shifted = -weight.offset * sums[i];
+      const int32_t shifted = offset_of(weight, sums[i]);
       const float scaled = scale * static_cast<float>(sums[i]);
       std::memcpy(out + 4 * i, weight.has_minimums ? static_cast<const void*>(&scaled) : &shifted, 4);
     }
   }
 }
 
+// Some columns of a row, all of them or the last ones.
+template <bool kAll, class T>
+inline void finish_part(const float* sums, const float* bias, const T* residual, T* to, int count) {
+  for (int at = 0; at < (kAll ? static_cast<int>(kPanel) : count); at += kLanes) {
+    vf value = load(sums + at);
+    if (bias) value = value + load(bias + at);
+    if (kAll || count - at >= kLanes) {
+      if (residual) value = value + load(residual + at);
+      store(to + at, value);
+    } else {
+      if (residual) value = value + load_part(residual + at, count - at);
+      store_part(to + at, value, count - at);
+    }
+  }
+}
+
+// All panels of a row, then the next row: columns side by side share lines of the cache, rows may fall into one set.
 template <class T>
-void finish_rows(const LinearCall& call, int64_t panel, int64_t panels, int64_t first, int64_t rows,
-                 const float* sums) {
-  const int64_t column = panel * kPanel;
-  const int present = static_cast<int>(std::min(panels * kPanel, call.weight->rows - column));
+void finish_rows(const LinearCall& call, int64_t panel, int64_t panels, int64_t first, int64_t rows, const float* sums,
+                 int64_t stride) {
+  const int64_t column = panel * kPanel, present = call.weight->rows - column;
   const float* bias = call.weight->bias.empty() ? nullptr : call.weight->bias.data() + column;
-  for (int64_t row = 0; row < rows; ++row, sums += panels * kPanel) {
+  const int64_t bytes = panels * kPanel * static_cast<int64_t>(sizeof(T));
+  for (int64_t row = 0; row < rows; ++row) {
+    if (row + kRowsAhead < rows) {
+      const T* ahead = call.out.at<T>(first + row + kRowsAhead) + column;
+      for (int64_t at = 0; at < bytes; at += kLine) __builtin_prefetch(reinterpret_cast<const char*>(ahead) + at, 1);
+    }
     T* to = call.out.at<T>(first + row) + column;
     const T* residual = call.residual.data ? call.residual.at<T>(first + row) + column : nullptr;
-    for (int at = 0; at < present; at += kLanes) {
-      const int count = present - at;
-      vf value = load(sums + at);
-      if (bias) value = value + load(bias + at);
-      if (count >= kLanes) {
-        if (residual) value = value + load(residual + at);
-        store(to + at, value);
-      } else {
-        if (residual) value = value + load_part(residual + at, count);
-        store_part(to + at, value, count);
-      }
+    for (int64_t at = 0; at < panels * kPanel; at += kPanel) {
+      const float *from = sums + at / kPanel * stride + row * kPanel, *shift = bias ? bias + at : nullptr;
+      const T* added = residual ? residual + at : nullptr;
+      if (at + kPanel <= present)
+        finish_part<true>(from, shift, added, to + at, 0);
+      else
+        finish_part<false>(from, shift, added, to + at, static_cast<int>(present - at));
     }
   }
 }
@@ -133,14 +154,15 @@ Int8Rows quantize_rows_of(const LinearCall& call, Pool& pool) {
   return out;
 }
 
-void finish(const LinearCall& call, int64_t panel, int64_t panels, int64_t first, int64_t rows, const float* sums) {
+void finish(const LinearCall& call, int64_t panel, int64_t panels, int64_t first, int64_t rows, const float* sums,
+            int64_t stride) {
   switch (call.out.dtype) {
     case DType::kBF16:
-      return finish_rows<bf16>(call, panel, panels, first, rows, sums);
+      return finish_rows<bf16>(call, panel, panels, first, rows, sums, stride);
     case DType::kF16:
-      return finish_rows<f16>(call, panel, panels, first, rows, sums);
+      return finish_rows<f16>(call, panel, panels, first, rows, sums, stride);
     default:
-      return finish_rows<float>(call, panel, panels, first, rows, sums);
+      return finish_rows<float>(call, panel, panels, first, rows, sums, stride);
   }
 }
 

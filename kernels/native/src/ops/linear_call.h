@@ -51,8 +51,10 @@ int64_t float_bytes(const PackedLinear& weight, const Rows& x);
 FloatRows widen_rows_of(const LinearCall& call, Pool& pool);
 Int8Rows quantize_rows_of(const LinearCall& call, Pool& pool);
 
-// Writes `rows` rows of some panels, [rows][panels * 16], from row `first` on: adds bias and residual, rounds once.
-void finish(const LinearCall& call, int64_t panel, int64_t panels, int64_t first, int64_t rows, const float* sums);
+// Writes `rows` rows of some panels, from row `first` on: adds bias and residual, rounds once. Sums are [rows][16] for
+// each panel, `stride` floats apart.
+void finish(const LinearCall& call, int64_t panel, int64_t panels, int64_t first, int64_t rows, const float* sums,
+            int64_t stride = 0);
 
 inline constexpr int64_t kSerialElements = 1 << 15;  // fewer are converted sooner than threads wake
 

@@ -1,63 +1,15 @@
-// Products of float activations with dense weights widened to float32, summed in the order of the inner elements
-// whatever the number of rows.
+// Products of float activations with weights widened to float32. Those of few rows with dense weights are here: several
+// panels at once, so that no sum waits for itself.
 
 #include <algorithm>
 #include <type_traits>
 
 #include "ops/linear_call.h"
 #include "ops/linear_choice.h"
-#include "ops/linear_expand.h"
 #include "ops/linear_float.h"
 
 namespace cardan_native {
 namespace {
-
-// Rows whose products share a row of weights in registers, so that there are about twelve sums.
-constexpr int kTileRows = kLanes == 16 ? 12 : kLanes == 8 ? 6 : 2;
-constexpr int64_t kChunk = 256;  // inner elements widened at a time: 16 KiB, half a first-level cache
-
-template <int kRows>
-void multiply(const float* weights, int64_t count, const float* x, int64_t stride, float* acc) {
-  vf totals[kRows][kPanelVectors];
-  for (int row = 0; row < kRows; ++row)
-    for (int v = 0; v < kPanelVectors; ++v) totals[row][v] = load(acc + row * kPanel + v * kLanes);
-  for (int64_t at = 0; at < count; ++at, weights += kPanel) {
-    vf weight[kPanelVectors];
-    for (int v = 0; v < kPanelVectors; ++v) weight[v] = load(weights + v * kLanes);
-    for (int row = 0; row < kRows; ++row) {
-      const vf value = splat(x[row * stride + at]);
-      for (int v = 0; v < kPanelVectors; ++v) totals[row][v] = fused(weight[v], value, totals[row][v]);
-    }
-  }
-  for (int row = 0; row < kRows; ++row)
-    for (int v = 0; v < kPanelVectors; ++v) store(acc + row * kPanel + v * kLanes, totals[row][v]);
-}
-
-void multiply_rows(const float* weights, int64_t count, const FloatRows& x, int64_t rows, float* acc) {
-  int64_t row = 0;
-  const auto take = [&]<int kRows>(std::integral_constant<int, kRows>) {
-    for (; row + kRows <= rows; row += kRows)
-      multiply<kRows>(weights, count, x.data + row * x.stride, x.stride, acc + row * kPanel);
-  };
-  take(std::integral_constant<int, kTileRows>{});
-  if constexpr (kTileRows > 4) take(std::integral_constant<int, 4>{});
-  take(std::integral_constant<int, 2>{});
-  take(std::integral_constant<int, 1>{});
-}
-
-void multiply_block(const LinearCall& call, const FloatRows& x, int64_t panel, int64_t first, int64_t last) {
-  alignas(64) float acc[kRowBlock * kPanel], weights[kChunk * kPanel];
-  const int64_t rows = last - first;
-  std::fill(acc, acc + rows * kPanel, 0.0f);
-  for (int64_t column = 0; column < call.weight->columns; column += kChunk) {
-    const int64_t count = std::min(kChunk, call.weight->columns - column);
-    expand_dense(*call.weight, panel, column, count, weights);
-    multiply_rows(weights, count, {x.data + first * x.stride + column, x.stride}, rows, acc);
-  }
-  finish(call, panel, 1, first, rows, acc);
-}
-
-// --- few rows, dense weights: several panels at once, so that no sum waits for itself ---
 
 template <int kRows>
 constexpr int kPanelsTogether = std::max(1, 8 / (kRows * kPanelVectors));
@@ -137,32 +89,31 @@ void few_dense_rows(const LinearCall& call, const FloatRows& x, Pool& pool) {
   }
 }
 
-bool few_rows(const LinearCall& call, const FloatRows& x, Pool& pool) {
-  const Codes codes = call.weight->codes;
-  if (!takes_few(*call.weight, call.x.rows) || codes == Codes::kE4M3 || codes == Codes::kE5M2) return false;
-  if (codes == Codes::kF32)
+bool few_rows(const PackedLinear& weight, int64_t rows) {
+  return takes_few(weight, rows) && weight.codes != Codes::kE4M3 && weight.codes != Codes::kE5M2;
+}
+
+void linear_few_dense(const LinearCall& call, Pool& pool) {
+  const FloatRows x = widen_rows_of(call, pool);
+  if (call.weight->codes == Codes::kF32)
     few_dense_rows<float>(call, x, pool);
-  else if (codes == Codes::kBF16)
+  else if (call.weight->codes == Codes::kBF16)
     few_dense_rows<bf16>(call, x, pool);
   else
     few_dense_rows<f16>(call, x, pool);
-  return true;
 }
 
 }  // namespace
 
 int64_t float_bytes(const PackedLinear& weight, const Rows& x) {
-  if (!weight.grouped()) return float_rows_bytes(x);
+  if (!weight.grouped()) return few_rows(weight, x.rows) ? float_rows_bytes(x) : many_dense_bytes(x);
   return takes_few(weight, x.rows) ? few_grouped_bytes(weight, x) : many_grouped_bytes(weight, x);
 }
 
 void linear_float(const LinearCall& call, Pool& pool) {
   const bool few = takes_few(*call.weight, call.x.rows);
   if (call.weight->grouped()) return few ? linear_few_grouped(call, pool) : linear_many_grouped(call, pool);
-  const FloatRows x = widen_rows_of(call, pool);
-  if (few_rows(call, x, pool)) return;
-  for_each_block(call, pool,
-                 [&](int64_t panel, int64_t first, int64_t last) { multiply_block(call, x, panel, first, last); });
+  return few_rows(*call.weight, call.x.rows) ? linear_few_dense(call, pool) : linear_many_dense(call, pool);
 }
 
 }  // namespace cardan_native

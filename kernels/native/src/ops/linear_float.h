@@ -1,4 +1,4 @@
-// Float activations times codes in groups.
+// Float activations times weights that are widened to float32: dense ones, and codes in groups.
 #pragma once
 
 #include "ops/linear_call.h"
@@ -31,5 +31,9 @@ int64_t few_grouped_bytes(const PackedLinear& weight, const Rows& x);
 int64_t many_grouped_bytes(const PackedLinear& weight, const Rows& x);
 void linear_few_grouped(const LinearCall& call, Pool& pool);
 void linear_many_grouped(const LinearCall& call, Pool& pool);
+
+// As these, for dense weights and more than a few rows.
+int64_t many_dense_bytes(const Rows& x);
+void linear_many_dense(const LinearCall& call, Pool& pool);
 
 }  // namespace cardan_native

@@ -14,6 +14,11 @@ inline float steps_of(Activations activations) {
   return activations == Activations::kInt16 ? kInt16Steps : kInt8Steps;
 }
 
+// What the offset of a weight's codes takes off a sum of products: modulo 2^32, since those of NaN may be anything.
+inline int32_t offset_of(const PackedLinear& weight, int32_t sum) {
+  return static_cast<int32_t>(0u - static_cast<uint32_t>(weight.offset) * static_cast<uint32_t>(sum));
+}
+
 // x * factor + shift, rounded once wherever it is inlined, so that all kernels get the same codes.
 inline vf shifted(vf x, float factor, float shift) {
 #if defined(__AVX512F__)
@@ -33,17 +38,20 @@ struct RoundedGroup {
 
 template <class T>
 inline RoundedGroup round_group(const T* from, float steps) {
-  vf values[kGroupVectors], most = splat(0.0f), poison = splat(0.0f);
+  vf values[kGroupVectors];
+  vi most{};  // bits of magnitudes are in the order of these, with infinity and NaN above all others
   for (int v = 0; v < kGroupVectors; ++v) {
     values[v] = load(from + v * kLanes);
-    most = larger((vf)((vi)values[v] & 0x7fffffff), most);
-    poison = poison + values[v] * 0.0f;
+    const vi magnitude = (vi)values[v] & 0x7fffffff;
+    most = magnitude > most ? magnitude : most;
   }
-  const float largest = max_lanes(most), inverse = largest > kSmallestGroup ? steps / largest : 0.0f;
+  const auto bits = static_cast<uint32_t>(max_lanes(most));
+  const float largest = float_of(bits), inverse = largest > kSmallestGroup ? steps / largest : 0.0f;
   RoundedGroup out;
   for (int v = 0; v < kGroupVectors; ++v)  // 1.5 * 2^23: the low bits are the rounded integer
     out.codes[v] = (vi)shifted(values[v], inverse, 12582912.0f) - splat_int(0x4b400000);
-  out.scale = (largest > kSmallestGroup ? largest / steps : 0.0f) + sum_lanes(poison);
+  out.scale = largest > kSmallestGroup ? largest / steps : 0.0f;
+  if (bits >= 0x7f800000u) out.scale = NAN;
   return out;
 }
 

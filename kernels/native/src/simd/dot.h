@@ -50,7 +50,8 @@ inline vw dot_two(vw codes, vw values) {
 }
 
 // Keeps the compiler from reordering sums so that more of them are alive than there are registers.
-inline void pin(vw& words) {
+template <class Vector>
+inline void pin(Vector& words) {
 #if defined(__x86_64__)
   __asm__("" : "+x"(words));
 #else

@@ -170,6 +170,31 @@ inline float max_lanes(vf value) {
   return most;
 }
 
+inline int32_t sum_lanes(vi value) {
+#if defined(__AVX2__) && !defined(__AVX512F__)
+  const __m128i upper = _mm256_extracti128_si256((__m256i)value, 1);
+  const __m128i half = _mm_add_epi32(_mm256_castsi256_si128((__m256i)value), upper);
+  const __m128i two = _mm_add_epi32(half, _mm_shuffle_epi32(half, 0x4e));
+  return _mm_cvtsi128_si32(_mm_add_epi32(two, _mm_shuffle_epi32(two, 0xb1)));
+#else
+  int32_t sum = 0;
+  for (int lane = 0; lane < kLanes; ++lane) sum += value[lane];
+  return sum;
+#endif
+}
+inline int32_t max_lanes(vi value) {
+#if defined(__AVX2__) && !defined(__AVX512F__)
+  const __m128i upper = _mm256_extracti128_si256((__m256i)value, 1);
+  const __m128i half = _mm_max_epi32(_mm256_castsi256_si128((__m256i)value), upper);
+  const __m128i two = _mm_max_epi32(half, _mm_shuffle_epi32(half, 0x4e));
+  return _mm_cvtsi128_si32(_mm_max_epi32(two, _mm_shuffle_epi32(two, 0xb1)));
+#else
+  int32_t most = value[0];
+  for (int lane = 1; lane < kLanes; ++lane) most = value[lane] > most ? value[lane] : most;
+  return most;
+#endif
+}
+
 // --- elementwise ---
 
 // A comparison of vectors gives a condition: -1 where it holds, else 0.
