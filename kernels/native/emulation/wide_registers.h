@@ -51,6 +51,21 @@ inline __m512i widened(Register from) {
   return reinterpreted<__m512i>(out);
 }
 
+inline __m512 same_floats(float value) {
+  Floats out;
+  for (float& lane : out.lanes) lane = value;
+  return reinterpreted<__m512>(out);
+}
+
+// a * b + c, rounded once.
+inline __m512 multiplied_and_added(__m512 a, __m512 b, __m512 c) {
+  const auto left = reinterpreted<Floats>(a), right = reinterpreted<Floats>(b), added = reinterpreted<Floats>(c);
+  Floats out;
+  for (int lane = 0; lane < 16; ++lane)
+    out.lanes[lane] = std::fma(left.lanes[lane], right.lanes[lane], added.lanes[lane]);
+  return reinterpreted<__m512>(out);
+}
+
 inline __m512 to_floats(__m512i from) {
   const auto ints = reinterpreted<Ints>(from);
   Floats out;
@@ -239,7 +254,9 @@ inline void multiply_tiles(int sums, int a, int b, Add add) {
 #define _mm512_cvtps_ph(value, rounding) emulation::floats_to_halves(value)
 #define _mm512_dpbf16_ps emulation::dot_bf16
 #define _mm512_dpbusd_epi32 emulation::dot_bytes
+#define _mm512_fmadd_ps emulation::multiplied_and_added
 #define _mm512_set1_epi32 emulation::all_equal
+#define _mm512_set1_ps emulation::same_floats
 #define _mm512_setzero_ps __m512
 #define _mm512_slli_epi32 emulation::shifted_left
 #define _mm512_store_ps emulation::store_aligned
