@@ -137,7 +137,8 @@ class SamplingAssembler:
             index += [i] * len(bias)
             ids += bias.keys()
             values += bias.values()
-        return np.asarray(index, np.int32), np.asarray(ids, np.int32), np.asarray(values, np.float32)
+        with np.errstate(over="ignore"):  # what no float32 holds becomes minus infinity, which is what it means
+            return np.asarray(index, np.int32), np.asarray(ids, np.int32), np.asarray(values, np.float32)
 
 
 def penalty_seed(request: Request) -> PenaltySeed:
