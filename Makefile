@@ -86,8 +86,8 @@ native-compile: $(BIN)/python
 # takes long.
 native-emulate: $(VENV)/installed-test
 	@echo "Building the CPU's kernels for an emulated processor ..."
-	@$(PIP) --no-deps --upgrade --target $(VENV)/emulated -C cmake.define.CARDAN_EMULATE=ON \
-		-C 'cmake.define.CARDAN_VARIANTS=avx512;amx' ./kernels/native
+	@$(PIP) --no-deps --upgrade --target $(VENV)/emulated -C build-dir=$(abspath $(VENV))/emulated-build \
+		-C cmake.define.CARDAN_EMULATE=ON -C 'cmake.define.CARDAN_VARIANTS=avx512;amx' ./kernels/native
 	PYTHONPATH=$(VENV)/emulated $(PYTEST) tests/native
 
 # The kernels for GPUs, compiled for every chip on a machine that has none: at most 150 variants, which go through as

@@ -33,7 +33,8 @@ what each came to, from where, and why, without starting anything. What only one
 
 From the environment: `CARDAN_CACHE` is where models and the tables of `cardan tune` are kept (by default
 `$XDG_CACHE_HOME/cardan`, else `~/.cache/cardan`), `CARDAN_ISA` forces a variant of the CPU's kernels, `HF_HOME`,
-`HF_TOKEN` and `HF_HUB_OFFLINE` are Hugging Face's, and `OMP_NUM_THREADS` bounds the threads that the CPU platform takes by itself.
+`HF_TOKEN` and `HF_HUB_OFFLINE` are Hugging Face's, and `OMP_NUM_THREADS` bounds the threads that the CPU platform
+takes by itself.
 """
 SAMPLING = "For `generate` and `chat`. The model's own defaults go before those shown here; see `--sampling-defaults`."
 
