@@ -50,7 +50,7 @@ def tiny_tokenizer() -> Tokenizer:
 
     vocabulary = {character: byte for byte, character in enumerate(_byte_characters())}
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
-    # Split into words, as real tokenizers do: the library keeps the last 10,000, which must not be whole prompts.
+    # Split into words, as real tokenizers do: the library keeps up to 10,000, which must not be whole prompts.
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
     tokenizer.decoder = decoders.ByteLevel()
     special = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
