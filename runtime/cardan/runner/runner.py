@@ -65,7 +65,7 @@ class StepForward:
         return self._backend.forward(q, k, v, layer, self._plan, sinks)
 
     def rope_and_attend(self, q: Array, k: Array, v: Array, layer: LayerKV, sinks: Array | None = None) -> Array:
-        """See ``Forward.rope_and_attend``."""
+        """See ``RotatingForward.rope_and_attend``."""
         if self._rotating is not None:
             return self._rotating.forward_rotating((q, k, v), self._rotation(layer.rope_id), layer, self._plan, sinks)
         return self.attend(self.rope(q, layer.rope_id), self.rope(k, layer.rope_id), v, layer, sinks)
@@ -119,6 +119,11 @@ class NeutralRunner(Runner):
         self._graph: GraphRunner | None = None
         self._recorded: RecordedSampling | None = None
         self._waiting: NeutralStep | None = None
+
+    @property
+    def rotates_in_attention(self) -> bool:
+        """Whether a kernel of attention rotates queries and keys itself."""
+        return any(isinstance(backend, RotatingAttention) for backend in (self._prefill, self._decode))
 
     def capture_decode(self) -> None:
         """Replay decode steps from captured ones, where the device can."""
