@@ -14,6 +14,7 @@ from cardan.engine.messages import Generate
 from cardan.engine.model_files import load_model_tokenizer
 from cardan.engine.preparation import decode_buckets, prepare, resolve_plan, scheduler_settings
 from cardan.errors import ConfigError, PromptTooLongError, QueueFullError
+from cardan.grammar_spec import GrammarKind, GrammarSpec
 from cardan.platform import SettingSource
 from cardan.scheduler import OutputBatch
 from cardan.testing.null_platform import NullDevice
@@ -253,6 +254,25 @@ def test_a_row_that_gives_nan_fails_alone(make_core, vocabulary):
     assert collected.last["bad"].finish_reason.kind is FinishKind.ERROR
     assert "NaN" in collected.last["bad"].finish_reason.message
     assert collected.tokens["good"] == expected_tokens([66, 1], params, vocabulary)
+
+
+@pytest.mark.parametrize("overlap", [True, False], ids=["overlapped", "plain"])
+def test_a_row_that_gives_nan_is_the_devices_fault_whatever_the_request_forbids(make_core, overlap):
+    core = make_core(disable_overlap_schedule=not overlap, platform_options={"nan_token": 66})
+    grammar = GrammarSpec(kind=GrammarKind.REGEX, text="[a-f]{6}")
+    forbids = {"grammar": grammar, "logit_bias": {97: -1e300}, "min_new_tokens": 2, "stop_token_ids": (98,)}
+    core.add(generate("nan", [1, 66], SamplingParams(max_new_tokens=6, **forbids)))
+    forbids["logit_bias"] = dict.fromkeys(range(97, 103), -1e300)
+    core.add(generate("empty", [66, 1], SamplingParams(max_new_tokens=6, **forbids)))
+    collected = Collected()
+    while core.has_work or core.awaits_grammars:
+        core.take_grammars()
+        core.turn()
+        collected.take(core.take_news())
+    nan, empty = (collected.last[one].finish_reason for one in ("nan", "empty"))
+    assert (nan.kind, nan.code) == (FinishKind.ERROR, None)
+    assert "held NaN" in nan.message
+    assert (empty.kind, empty.code) == (FinishKind.ERROR, "no_token_allowed")
 
 
 @pytest.mark.parametrize("overlap", [True, False], ids=["overlapped", "plain"])

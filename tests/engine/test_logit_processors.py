@@ -101,7 +101,13 @@ def odd(params: Any) -> Any:
     return processor
 
 
+def forbidding(params: Any) -> Any:
+    """All but one token, by numbers that no float32 holds."""
+    return lambda prompt, output: {token: -1e300 for token in range(260) if token != params["but"]}
+
+
 POINTS = [
+    Point("all", forbidding),
     Point("counting", counting),
     Point("failing", failing),
     Point("second", Second),
@@ -197,7 +203,7 @@ def test_a_processor_that_fails_ends_its_request_only(start: Any, plain: bool, p
 @pytest.mark.parametrize(
     ("name", "params", "message"),
     [
-        ("none", "{}", "There is no logit processor 'none'. Installed: broken, counting, failing, odd, ramp, second"),
+        ("none", "{}", "There is no logit processor 'none'. Installed: all, broken, counting"),
         ("cbuiltins\neval", "{}", "code in a request is never run"),
         ("broken", "{}", "cannot be loaded: ImportError: no such thing"),
         ("counting", "{}", "does not take these parameters: KeyError: 'start'"),
@@ -283,6 +289,28 @@ def test_logits_that_are_none_end_their_request_only(start: Any, plain: bool, gi
     assert message in ends["odd"].message
     assert not tokens.get("odd")
     assert tokens["counted"] == [40, 41, 42, 43, 44, 45]
+
+
+@pytest.mark.parametrize("plain", [False, True])
+def test_a_request_that_forbids_what_its_processor_leaves_is_told_so(start: Any, plain: bool) -> None:
+    core = start(disable_overlap_schedule=plain)
+    core.add(generate("seeing", ("ramp", '{"top": 0}'), logit_bias={0: -1e300}))
+    core.add(generate("adding", ("all", '{"but": 3}'), logit_bias={3: -1e300}))
+    core.add(generate("fine", ("ramp", '{"top": 0}'), logit_bias={1: -1e300}))
+    tokens, ends = finish(core)
+    assert ends["seeing"].code == ends["adding"].code == "no_token_allowed"
+    assert "a logit processor together leaves no token" in ends["seeing"].message
+    assert tokens["fine"] == [0] * 6
+
+
+def test_biases_that_no_float32_holds_forbid_and_raise_nothing(start: Any) -> None:
+    core = start()
+    with np.errstate(over="raise"):
+        core.add(generate("all", ("all", '{"but": 7}')))
+        core.add(generate("twice", ("all", '{"but": 7}'), logit_bias={9: -3e38}))
+        tokens, ends = finish(core)
+    assert tokens["all"] == tokens["twice"] == [7] * 6
+    assert {end.kind for end in ends.values()} == {FinishKind.LENGTH}
 
 
 def test_only_rows_that_ask_are_copied(start: Any, monkeypatch: pytest.MonkeyPatch) -> None:

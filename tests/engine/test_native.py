@@ -86,6 +86,10 @@ def test_a_start_below_minus_one_is_refused():
         (FinishReason(FinishKind.LENGTH, length=3), {"type": "length", "length": 3}),
         (FinishReason(FinishKind.ABORT, message="gone"), {"type": "abort", "message": "gone"}),
         (FinishReason(FinishKind.ERROR, message="NaN"), {"type": "error", "message": "NaN"}),
+        (
+            FinishReason(FinishKind.ERROR, message="no", code="no_token_allowed"),
+            {"type": "error", "message": "no", "code": "no_token_allowed"},
+        ),
     ],
 )
 def test_finish_reasons(reason, expected):

@@ -128,7 +128,8 @@ class FakeDevice:
             sequence = self.sequence(row, length)
             tokens[i] = next_token(sequence, seed)
             failed[i] = fails(sequence, seed, self.failure_rate)
-            while int(tokens[i]) in banned.get(i, ()):
+            failed[i] |= len(banned.get(i, ())) >= VOCAB_SIZE
+            while not failed[i] and int(tokens[i]) in banned.get(i, ()):
                 tokens[i] = (tokens[i] + 1) % VOCAB_SIZE
             if sampling.frequency_penalty[i] != 0:
                 self._count(row, sequence, int(tokens[i]))

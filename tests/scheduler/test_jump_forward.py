@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
-from fake_device import next_token
+from fake_device import VOCAB_SIZE, next_token
 from scheduler_harness import EOS, Harness, PairStop, SamplingParams, request, settings
 
-from cardan.scheduler import Request
+from cardan.scheduler import Request, SampledWith
 from cardan.types import FinishKind, ForwardMode, LogprobParams
 
 
@@ -230,29 +231,59 @@ def test_a_grammar_that_runs_into_its_own_limit_is_the_requests_fault(fails: boo
     assert reason.code == "grammar_limit"
 
 
+VOCABULARY = range(VOCAB_SIZE)
+
+
 @pytest.mark.parametrize(
-    ("needs_grammar", "fields", "code"),
+    ("held_to", "given", "fields", "code"),
     [
-        (True, {"logit_bias": {1: -np.inf}}, "no_token_allowed"),
-        (True, {"logit_bias": {1: -1e300}}, "no_token_allowed"),
-        (True, {"logit_bias": {1: -100.0}}, None),
-        (True, {"min_new_tokens": 2, "stop_token_ids": (9,)}, "no_token_allowed"),
-        (True, {"min_new_tokens": 2}, None),
-        (False, {"logit_bias": {1: -np.inf}}, None),
-        (False, {"min_new_tokens": 2, "stop_token_ids": (9,)}, None),
+        ({1, 2}, None, {"logit_bias": {1: -np.inf, 2: -1e300}}, "no_token_allowed"),
+        ({1, 2}, None, {"logit_bias": {1: -np.inf, 3: -np.inf}}, None),
+        ({1}, None, {"logit_bias": {1: -100.0}}, None),
+        ({9}, None, {"min_new_tokens": 2, "stop_token_ids": (9,)}, "no_token_allowed"),
+        ({9, 1}, None, {"min_new_tokens": 2, "stop_token_ids": (9,)}, None),
+        (set(), None, {}, "no_token_allowed"),
+        (None, None, {"logit_bias": dict.fromkeys(VOCABULARY, -1e300)}, "no_token_allowed"),
+        (None, None, {"logit_bias": dict.fromkeys(VOCABULARY[1:], -1e300)}, None),
+        (None, {7}, {"logit_bias": {7: -1e300}}, "no_token_allowed"),
+        (None, {7}, {"logit_bias": {8: -1e300}}, None),
+        ({7, 8}, {7, 9}, {"logit_bias": {7: -1e300}}, "no_token_allowed"),
+        ({7, 8}, {7, 8}, {"logit_bias": {7: -1e300}}, None),
     ],
 )
-def test_a_request_that_may_have_forbidden_every_token_is_told_so(
-    needs_grammar: bool, fields: dict[str, Any], code: str | None
+def test_a_row_that_gives_no_token_is_the_fault_of_who_left_it_none(
+    held_to: set[int] | None, given: set[int] | None, fields: dict[str, Any], code: str | None
 ) -> None:
+    """The row fails whatever is allowed, so that only what was forbidden tells the request's fault from a NaN."""
     harness = Harness(settings(), failure_rate=1)
-    one = request("a", 10, params=SamplingParams(max_new_tokens=20, **fields), needs_grammar=needs_grammar)
-    if needs_grammar:
+    one = request("a", 10, params=SamplingParams(max_new_tokens=20, **fields), needs_grammar=held_to is not None)
+    if held_to is not None:
         add(harness, one, lengths=(0,))
     else:
         harness.add(one)
-    harness.run()
+    harness.plan()
+    scheduled, result = harness.flying.popleft()
+    sampling = scheduled.batch.sampling
+    assert sampling is not None
+    if given is not None:
+        logits = np.where(np.isin(VOCABULARY, list(given)), 3.0, -np.inf).astype(np.float32)
+        sampling = replace(sampling, given_logits=(np.array([0], np.int32), logits[None]))
+    mask = None
+    if held_to is not None:
+        bits = np.isin(np.arange(128), list(held_to)).astype(np.uint8)
+        mask = np.packbits(bits, bitorder="little").view(np.uint32)[None]
+    harness.take(harness.scheduler.commit(scheduled, result, SampledWith(sampling, mask)))
     reason = harness.ends["a"].finish_reason
     assert reason.kind is FinishKind.ERROR
     assert reason.code == code
     assert ("leaves no token" if code else "held NaN or allowed no token") in reason.message
+
+
+def test_a_request_that_forbids_the_whole_vocabulary_is_told_so_by_the_plan_alone() -> None:
+    harness = Harness(settings())
+    harness.add(request("a", 10, params=SamplingParams(logit_bias=dict.fromkeys(VOCABULARY, -np.inf))))
+    harness.add(request("b", 10))
+    harness.run()
+    assert harness.ends["a"].finish_reason.code == "no_token_allowed"
+    assert harness.ends["b"].finish_reason.kind is FinishKind.LENGTH
+    harness.check_nothing_left()

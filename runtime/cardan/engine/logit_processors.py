@@ -17,7 +17,7 @@ from cardan.engine.validation import UNSUPPORTED
 from cardan.errors import RequestError
 from cardan.platform import Step
 from cardan.plugins import EntryPointLike, describe_error, installed, load_guarded
-from cardan.scheduler import Request, RequestState, Scheduled
+from cardan.scheduler import Request, RequestState, Scheduled, as_float32
 from cardan.types import Float32Array, Int32Array, SamplingBatch
 
 GROUP = "cardan.logit_processors"
@@ -202,7 +202,7 @@ def _joined(sampling: SamplingBatch, biases: Sequence[tuple[int, Mapping[int, fl
     for row, said in biases:
         index.append(np.full(len(said), row, dtype=np.int32))
         ids.append(np.fromiter(said, dtype=np.int32, count=len(said)))
-        values.append(np.fromiter(said.values(), dtype=np.float32, count=len(said)))
+        values.append(as_float32(said.values()))
     keys = np.concatenate(index).astype(np.int64) << 32 | np.concatenate(ids)
     unique, places = np.unique(keys, return_inverse=True)
     sums = np.zeros(len(unique), dtype=np.float64)
@@ -210,7 +210,7 @@ def _joined(sampling: SamplingBatch, biases: Sequence[tuple[int, Mapping[int, fl
     return {
         "bias_index": (unique >> 32).astype(np.int32),
         "bias_ids": (unique & 0xFFFFFFFF).astype(np.int32),
-        "bias_values": sums.astype(np.float32),
+        "bias_values": as_float32(sums),
     }
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cardan.platform import Runner, Step
-from cardan.scheduler import OutputBatch, Scheduled, Scheduler
+from cardan.scheduler import OutputBatch, SampledWith, Scheduled, Scheduler
 from cardan.types import SamplingBatch
 
 
@@ -46,11 +46,13 @@ class InFlight:
         scheduled: what was planned.
         step: what the runner gave.
         sampled: whether its rows have been told to sample.
+        sampled_with: what they sampled with, where that is more than was planned.
     """
 
     scheduled: Scheduled
     step: Step
     sampled: bool = False
+    sampled_with: SampledWith | None = None
 
 
 @dataclass(slots=True)
@@ -103,12 +105,14 @@ class LoopState:
         mask = self.grammar.masks(launched.scheduled) if waits and self.grammar is not None else None
         launched.step.sample(sampling if processed else None, mask)
         launched.sampled = True
+        if sampling is not None and (processed or mask is not None):
+            launched.sampled_with = SampledWith(sampling, mask)
 
     def read(self, launched: InFlight) -> OutputBatch:
         """Wait for a step and do its bookkeeping."""
         self.last_replayed = launched.step.replayed
         self.num_replays += self.last_replayed
-        return self.scheduler.commit(launched.scheduled, launched.step.result())
+        return self.scheduler.commit(launched.scheduled, launched.step.result(), launched.sampled_with)
 
 
 def plain_turn(state: LoopState) -> OutputBatch | None:

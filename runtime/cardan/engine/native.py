@@ -136,7 +136,10 @@ def logprob_params(
 
 
 def finish_reason_dict(reason: FinishReason | None) -> dict[str, Any] | None:
-    """``{"type": "stop", "matched": …}``, ``{"type": "length", "length": …}`` or ``{"type": …, "message": …}``."""
+    """``{"type": "stop", "matched": …}``, ``{"type": "length", "length": …}`` or ``{"type": …, "message": …}``.
+
+    An error that the request itself brought about has a ``code`` besides.
+    """
     if reason is None:
         return None
     kind = str(reason.kind)
@@ -144,7 +147,8 @@ def finish_reason_dict(reason: FinishReason | None) -> dict[str, Any] | None:
         return {"type": kind, "matched": reason.matched}
     if reason.kind is FinishKind.LENGTH:
         return {"type": kind, "length": reason.length}
-    return {"type": kind, "message": reason.message}
+    code = {} if reason.code is None else {"code": reason.code}
+    return {"type": kind, "message": reason.message, **code}
 
 
 class NativeOutput:

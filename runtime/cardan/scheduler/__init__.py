@@ -3,6 +3,7 @@
 It knows no device, clock, socket or text; the loops that drive it are in ``cardan.engine``.
 """
 
+from cardan.scheduler.allowed import SampledWith, as_float32
 from cardan.scheduler.core import Scheduler
 from cardan.scheduler.events import DecodeLogged, FallbackLogged, LogEvent, PrefillLogged, RetractionLogged
 from cardan.scheduler.ordering import SCHEDULE_POLICIES, OrderingContext, SchedulePolicy
@@ -24,10 +25,12 @@ __all__ = [
     "RequestOutput",
     "RequestState",
     "RetractionLogged",
+    "SampledWith",
     "SchedulePolicy",
     "Scheduled",
     "Scheduler",
     "SchedulerSettings",
     "SchedulerStats",
     "StopChecker",
+    "as_float32",
 ]

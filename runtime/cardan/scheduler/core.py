@@ -9,6 +9,7 @@ import random
 
 from cardan.cache import PrefixCache
 from cardan.errors import QueueFullError, RequestError
+from cardan.scheduler.allowed import SampledWith
 from cardan.scheduler.assembly import BatchAssembler
 from cardan.scheduler.decode import DecodePlanner
 from cardan.scheduler.events import LogEvent
@@ -140,13 +141,19 @@ class Scheduler:
             state.ratio.reset()
         return scheduled
 
-    def commit(self, scheduled: Scheduled, result: StepResult) -> OutputBatch:
+    def commit(self, scheduled: Scheduled, result: StepResult, sampled: SampledWith | None = None) -> OutputBatch:
         """Take in the result of the oldest step in flight.
+
+        Args:
+            scheduled: the step.
+            result: what it gave.
+            sampled: what its rows sampled with, where that is more than was planned: it tells whose fault a row is
+                that gave no token.
 
         Returns:
             News of its requests, and whatever ``take_outputs`` would give.
         """
-        outputs = self._committer.commit(scheduled, result)
+        outputs = self._committer.commit(scheduled, result, sampled)
         if self._state.outputs:
             outputs.detailed.extend(self.take_outputs().detailed)
         return outputs

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from cardan.scheduler.allowed import SampledWith
 from cardan.scheduler.outputs import OutputBatch
 from cardan.scheduler.request import Grammar, Request, RequestState
 from cardan.scheduler.running import ONE, RowIndex
@@ -23,6 +24,7 @@ class _Reading:
     scheduled: Scheduled
     result: StepResult
     outputs: OutputBatch
+    sampled: SampledWith | None
 
     def logprobs_of(self, index: int) -> TokenLogprobs | None:
         return self.result.logprobs[index] if self.result.logprobs else None
@@ -38,9 +40,6 @@ GRAMMAR_LIMIT = "grammar_limit"
 NOTHING_ALLOWED = "no_token_allowed"
 """Code of requests that end because they forbid every token."""
 
-LOWEST = -float(np.finfo(np.float32).max)
-"""Biases below this forbid their token: as float32 they are ``-inf``."""
-
 
 class Committer:
     """Commits steps in the order they were planned."""
@@ -50,14 +49,20 @@ class Committer:
         self._vocab_size = state.settings.vocab_size
         self._vocab_limit = np.array(self._vocab_size, dtype=np.uint32)
 
-    def commit(self, scheduled: Scheduled, result: StepResult) -> OutputBatch:
-        """Take a step's tokens in. Rows that ended meanwhile drop theirs; retracted requests keep theirs."""
+    def commit(self, scheduled: Scheduled, result: StepResult, sampled: SampledWith | None = None) -> OutputBatch:
+        """Take a step's tokens in. Rows that ended meanwhile drop theirs; retracted requests keep theirs.
+
+        Args:
+            scheduled: the step.
+            result: what it gave.
+            sampled: what its rows sampled with, where that is more than was planned.
+        """
         state = self._state
         oldest = state.in_flight.popleft()
         assert oldest is scheduled, "steps are committed in the order they were planned"
         everyone = scheduled.batch.row_ids if scheduled.extends else scheduled.rows
         state.memory.arrays.safe_len[everyone] = scheduled.batch.seq_lens
-        reading = _Reading(scheduled, result, OutputBatch())
+        reading = _Reading(scheduled, result, OutputBatch(), sampled)
         self._take_prompt_logprobs(reading)
         self._take_pooled(reading)
         self._take_hidden(reading)
@@ -122,7 +127,7 @@ class Committer:
             self._state.totals["dropped_tokens"] += 1
             return
         if bad:
-            self._finish(reading, request, _failure(request, reading.result, index, token, self._vocab_size))
+            self._finish(reading, request, self._failure(reading, request, index, token))
             return
         if not alive:
             request.output_ids.append(token)
@@ -180,6 +185,28 @@ class Committer:
         elif added:
             state.waiting.note_token(len(added))
         return added, reason
+
+    def _failure(self, reading: _Reading, request: Request, index: int, token: int) -> FinishReason:
+        """Why a row has no token. Where the request left it one, the device is at fault."""
+        grammar, vocab_size = request.grammar, self._vocab_size
+        if not reading.result.failed[index]:
+            message = f"The device gave token {token}, but the vocabulary has {vocab_size}; the request was ended."
+            return FinishReason(FinishKind.ERROR, message=message)
+        if grammar is not None and grammar.at_limit:
+            return _at_limit(grammar)
+        if grammar is not None and grammar.error:
+            message = f"The grammar allows no token, so the request was ended: {grammar.error}"
+            return FinishReason(FinishKind.ERROR, message=message)
+        planned = reading.scheduled.batch.sampling
+        assert planned is not None, "a row that gave no token was to give one"
+        if not (reading.sampled or SampledWith(planned)).allows_any(index, vocab_size):
+            message = (
+                "What the request forbids by logit_bias, min_new_tokens, a grammar and a logit processor together "
+                "leaves no token, so it was ended. Forbid less."
+            )
+            return FinishReason(FinishKind.ERROR, message=message, code=NOTHING_ALLOWED)
+        message = "The model's logits held NaN or allowed no token, so the request was ended."
+        return FinishReason(FinishKind.ERROR, message=message)
 
     def _finish(self, reading: _Reading, request: Request, reason: FinishReason) -> None:
         self._state.finish(request, reason, keep=False)
@@ -257,32 +284,3 @@ def _broken_grammar(request: Request, token: int) -> FinishReason:
 def _at_limit(grammar: Grammar) -> FinishReason:
     message = f"The grammar ran into a limit, so the request was ended: {grammar.error}"
     return FinishReason(FinishKind.ERROR, message=message, code=GRAMMAR_LIMIT)
-
-
-def _failure(request: Request, result: StepResult, index: int, token: int, vocab_size: int) -> FinishReason:
-    grammar = request.grammar
-    if not result.failed[index]:
-        message = f"The device gave token {token}, but the vocabulary has {vocab_size}; the request was ended."
-        return FinishReason(FinishKind.ERROR, message=message)
-    if grammar is not None and grammar.at_limit:
-        return _at_limit(grammar)
-    if grammar is not None and grammar.error:
-        message = f"The grammar allows no token, so the request was ended: {grammar.error}"
-        return FinishReason(FinishKind.ERROR, message=message)
-    if _may_forbid_all(request, vocab_size):
-        message = (
-            "What the request forbids by logit_bias, min_new_tokens and a grammar together leaves no token, so it was "
-            "ended. Forbid less."
-        )
-        return FinishReason(FinishKind.ERROR, message=message, code=NOTHING_ALLOWED)
-    message = "The model's logits held NaN or allowed no token, so the request was ended."
-    return FinishReason(FinishKind.ERROR, message=message)
-
-
-def _may_forbid_all(request: Request, vocab_size: int) -> bool:
-    """Whether a request forbids every token, or some of those that its grammar may have left."""
-    params = request.params
-    forbidden = {token for token, bias in params.logit_bias.items() if bias < LOWEST}
-    if len(request.output_ids) < params.min_new_tokens:
-        forbidden |= set(request.stop_ids) - set(request.eos_ids)
-    return bool(forbidden) if request.grammar is not None else len(forbidden) >= vocab_size

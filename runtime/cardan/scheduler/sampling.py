@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from cardan.scheduler.allowed import as_float32
 from cardan.scheduler.request import Request
 from cardan.scheduler.running import RowIndex
 from cardan.scheduler.state import State
@@ -137,8 +138,7 @@ class SamplingAssembler:
             index += [i] * len(bias)
             ids += bias.keys()
             values += bias.values()
-        with np.errstate(over="ignore"):  # what no float32 holds becomes minus infinity, which is what it means
-            return np.asarray(index, np.int32), np.asarray(ids, np.int32), np.asarray(values, np.float32)
+        return np.asarray(index, np.int32), np.asarray(ids, np.int32), as_float32(values)
 
 
 def penalty_seed(request: Request) -> PenaltySeed:
