@@ -9,7 +9,7 @@ import pytest
 
 native_kernels = pytest.importorskip("cardan_native")
 
-from native_bench import Stage, from_bits, layer_kv  # noqa: E402
+from native_bench import Stage, from_bits, layer_kv, to_bits  # noqa: E402
 
 VARIANTS = native_kernels.available()
 ROWS = [(1, 300), (1, 1), (40, 350), (1, 1000), (3, 515), (100, 100), (1, 512), (17, 40), (1, 2100), (2, 256)]
@@ -124,6 +124,20 @@ def test_slots_outside_the_window_are_not_read(native) -> None:
         stage.pool.tables.bits()[:, line, :behind] = -(2**30)
     for a, b in zip(clean, stage.attend(rows), strict=True):
         np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_value_leaves_queries_alone_that_see_nothing_near_it(native, dtype: str) -> None:
+    """Those of a tile whose window begins behind the block of keys, though others see it."""
+    stage = Stage(native, layer_kv(window=16), dtype=dtype)
+    stage.add(1, 100)
+    rows = [(1, stage.queries(100), 100)]
+    clean = stage.attend(rows)[0]
+    values = stage.pool.values[0].bits()
+    values[stage.owned[1][63]] = to_bits(np.array(np.inf), dtype)
+    got = stage.attend(rows)[0]
+    assert not np.array_equal(got[78], clean[78])
+    np.testing.assert_array_equal(got[79:], clean[79:])
 
 
 def test_a_sink_that_outweighs_all_scores_leaves_nothing(native) -> None:

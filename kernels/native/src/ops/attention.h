@@ -38,9 +38,11 @@ struct AttentionLayer {
 };
 
 // Attends with q [tokens, q_heads, k_dim] over a pool; returns [tokens, q_heads * v_dim] in the type of q.
-// The tokens of a row stand at the end of its sequence. Tokens of
-// rows of length 0, and tokens behind the last row's, give zeros. A row's result depends on that row only, to the bit.
-// Computed in float32. Source: Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018.
+// The tokens of a row stand at the end of its sequence. Tokens of rows of length 0, and tokens behind the last row's,
+// give zeros. A row's result depends on that row only, to the bit.
+// Computed in float32; but where the processor has tiles, and q and the pool are bfloat16, rows of more than one token
+// and of more than 16 queries to a key head round weights of keys to bfloat16 before values are weighed by them.
+// Source: Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018.
 Tensor attention(const Tensor& q, const LayerPool& pool, const AttentionRows& rows, const AttentionLayer& layer);
 
 // Throws std::invalid_argument where scales are missing, or are there for a type that has none.

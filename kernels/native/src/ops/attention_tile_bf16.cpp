@@ -27,7 +27,7 @@ static_assert(kLanes == kColumns);
 int64_t padded_to(int64_t count, int64_t unit) { return (count + unit - 1) / unit * unit; }
 
 // What a tile of queries keeps. Tile registers are read whole: behind the last query there are as many more as one of
-// them holds, which count as nothing.
+// them holds, which count as nothing. Those of values take in what fills no register.
 struct Bf16Tile {
   int64_t queries, k_width, v_width;
   TileState state;
@@ -56,6 +56,8 @@ struct Bf16Tile {
     std::fill(weight_words, weight_words + rows * kBlockKeys / 2, 0.0f);
     state.clear(count);
   }
+
+  float* spare() const { return values + queries * v_width; }  // [kTileRows, v_width]
 };
 
 void read_queries(const AttentionStep& step, const ScheduledRow& row, const AttentionTask& task, const Bf16Tile& tile) {
@@ -157,14 +159,21 @@ void gather(const Bf16Tile& tile, const bf16* weights, float* values) {
   tiles_see_memory();
 }
 
-// Weights in bfloat16, 0 for keys that are not there; queries of the last tile that see nothing of the block get none.
+// As `gather` for the fewer than 16 queries that are left: those behind them see nothing of the block, and a weight of 0
+// is not nothing, as 0 times infinity is NaN.
+void gather_last(const Bf16Tile& tile, const bf16* weights, int64_t queries, float* values) {
+  const auto bytes = static_cast<size_t>(queries * tile.v_width) * sizeof(float);
+  std::memcpy(tile.spare(), values, bytes);
+  gather(tile, weights, tile.spare());
+  std::memcpy(values, tile.spare(), bytes);
+}
+
+// Weights in bfloat16, 0 for keys that are not there.
 void round_weights(const Bf16Tile& tile, int64_t first, int64_t queries, int64_t count) {
   for (int64_t query = first; query < first + queries; ++query)
     for (int64_t key = 0; key < kBlockKeys; key += kLanes)
       store(tile.weights + query * kBlockKeys + key,
             key < count ? load(tile.state.scores + query * kBlockKeys + key) : splat(0.0f));
-  const int64_t behind = (padded_to(queries, kTileRows) - queries) * kBlockKeys;
-  std::memset(static_cast<void*>(tile.weights + (first + queries) * kBlockKeys), 0, static_cast<size_t>(behind) * 2);
 }
 
 void scale_values(const Bf16Tile& tile, int64_t first, int64_t queries) {
@@ -188,8 +197,12 @@ void attend_block(const AttentionStep& step, const Bf16Tile& tile, const KeyBloc
   round_weights(tile, first, queries, block.count());
   scale_values(tile, first, queries);
   gather_value_tiles(step, block, kv_head, tile);
-  for (int64_t query = first; query < first + queries; query += kTileRows)
-    gather(tile, tile.weights + query * kBlockKeys, tile.values + query * tile.v_width);
+  for (int64_t query = first; query < first + queries; query += kTileRows) {
+    const bf16* weights = tile.weights + query * kBlockKeys;
+    float* values = tile.values + query * tile.v_width;
+    const int64_t left = first + queries - query;
+    left < kTileRows ? gather_last(tile, weights, left, values) : gather(tile, weights, values);
+  }
 }
 
 }  // namespace
