@@ -175,6 +175,9 @@ def test_a_compilation_that_hangs_fails_its_request_and_no_other() -> None:
     assert compiler.submit("more", spec("regex", "c")) is None
     assert wait_ready(compiler, 1)[0].result == "c"
     assert compiler.submit("again", spec("regex", "slow0")) == "slow0", "what was compiled late is there"
+    totals = compiler.totals()
+    counts = (totals["grammar_failed"], totals["grammar_compiled"])
+    assert counts == (compiling.MAX_LOST_THREADS, 2), "a grammar is counted once, as its requests were told"
     compiler.close()
 
 
@@ -190,6 +193,39 @@ def test_the_time_of_making_the_backend_counts_for_no_grammar() -> None:
     compiler.submit("r1", spec("regex", "a"))
     compiler.submit("r2", spec("regex", "b"))
     assert {one.result for one in wait_ready(compiler, 2)} == {"a", "b"}
+    compiler.close()
+
+
+def test_a_backend_that_is_not_made_in_time_fails_those_who_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiling, "BACKEND_TIMEOUT_S", 0.2)
+    fast, made = Slow(), threading.Event()
+    fast.go.set()
+
+    def make() -> Any:
+        assert made.wait(20)
+        return fast
+
+    compiler = GrammarCompiler(make, 10)
+    for name in "abc":
+        assert compiler.submit(name, spec("regex", name)) is None
+    found = wait_ready(compiler, 3)
+    assert {one.name for one in found} == set("abc")
+    for one in found:
+        assert isinstance(one.result, EngineBusyError)
+        assert "still being made after 0.2 s" in str(one.result)
+        assert "--grammar-backend" in str(one.result)
+    with pytest.raises(EngineBusyError, match="still being made"):
+        compiler.submit("d", spec("regex", "a"))
+    assert compiler.num_pending == 0
+    assert compiler.totals()["grammar_failed"] == 3
+    made.set()
+    deadline = time.monotonic() + 20
+    while compiler._backend is None and time.monotonic() < deadline:
+        time.sleep(0.005)
+    assert compiler.submit("e", spec("regex", "e")) is None, "it came after all"
+    assert [one.result for one in wait_ready(compiler, 1)] == ["e"]
+    assert fast.compiled == ["e"], "what nobody waits for is not compiled"
+    assert (compiler.totals()["grammar_failed"], compiler.totals()["grammar_compiled"]) == (3, 1)
     compiler.close()
 
 

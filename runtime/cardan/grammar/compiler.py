@@ -24,6 +24,9 @@ MAX_CACHED = 256
 MAX_LOST_THREADS = 4
 """Compilations that may run on after their time is over; beyond them no more is begun."""
 
+BACKEND_TIMEOUT_S = 120.0
+"""Longest time that grammars wait for the backend to be made, which reads the whole vocabulary."""
+
 STACK_BYTES = 512 * 2**20
 """Stack of a compiling thread, reserved and not used: compilers recurse over chains of rules."""
 
@@ -78,6 +81,7 @@ class GrammarCompiler:
         self._timeout_s = timeout_s
         self._backend: GrammarBackend | None = None
         self._backend_lock = threading.Lock()
+        self._making_since_s: float | None = None
         self._entries: OrderedDict[Key, _Entry] = OrderedDict()
         self._jobs: SimpleQueue[_Entry | None] = SimpleQueue()
         self._done: SimpleQueue[tuple[_Entry, CompiledGrammar | CardanError]] = SimpleQueue()
@@ -93,15 +97,18 @@ class GrammarCompiler:
 
         Raises:
             CardanError: it failed before.
-            EngineBusyError: too many compilations hang.
+            EngineBusyError: too many compilations hang, or the backend does.
         """
         self._take_done()
+        self._give_up_backend()
         key = (str(spec.kind), spec.text, spec.allow_unenforced)
         entry = self._entries.get(key)
         if entry is not None:
             self._entries.move_to_end(key)
             self._totals["grammar_cache_hits"] += 1
         else:
+            if self._backend_is_late():
+                raise _late_backend()
             if self._lost >= MAX_LOST_THREADS:
                 raise EngineBusyError(
                     f"{self._lost} other grammars are still being compiled after their time "
@@ -125,6 +132,7 @@ class GrammarCompiler:
     def take_ready(self) -> list[Ready]:
         """Who has waited long enough: their grammar is compiled, or failed, or took too long."""
         self._take_done()
+        self._give_up_backend()
         now_s = time.monotonic()
         for entry in self._entries.values():
             started_s = entry.started_s
@@ -177,25 +185,53 @@ class GrammarCompiler:
 
     def _compile(self, entry: _Entry) -> CompiledGrammar | CardanError:
         try:
-            with self._backend_lock:
-                if self._backend is None:
-                    self._backend = self._make()
+            backend = self._made_backend()
+            if isinstance(entry.result, CardanError):
+                return entry.result  # nobody waits for it any more
             entry.started_s = time.monotonic()  # reading the vocabulary is no fault of the first grammar's
-            return self._backend.compile(entry.spec)
+            return backend.compile(entry.spec)
         except CardanError as error:
             return error
         except Exception as error:  # noqa: BLE001 - whatever a compiler raises fails the grammar, not the server
             return refused_grammar(entry.spec, f"the compiler failed ({type(error).__name__}: {error})")
+
+    def _made_backend(self) -> GrammarBackend:
+        with self._backend_lock:
+            if self._backend is None:
+                self._making_since_s = time.monotonic()
+                try:
+                    self._backend = self._make()
+                finally:
+                    with self._lock:
+                        self._making_since_s = None
+            return self._backend
+
+    def _backend_is_late(self) -> bool:
+        since_s = self._making_since_s
+        return since_s is not None and time.monotonic() - since_s > BACKEND_TIMEOUT_S
+
+    def _give_up_backend(self) -> None:
+        """Fail all grammars that wait for a backend whose time is over, and forget them: it may come after all."""
+        with self._lock:
+            if not self._backend_is_late():
+                return
+            left = {key: entry for key, entry in self._entries.items() if entry.result is None}
+            for key, entry in left.items():
+                entry.result = _late_backend()
+                del self._entries[key]
+        self._totals["grammar_failed"] += len(left)
+        for entry in left.values():
+            self._hand_out(entry)
 
     def _take_done(self) -> None:
         while not self._done.empty():
             self._finish(*self._done.get())
 
     def _finish(self, entry: _Entry, result: CompiledGrammar | CardanError) -> None:
-        """Keep what a thread made; one that came late is there for those who ask again."""
+        """Keep what a thread made; one that came late is there for those who ask again, and was counted before."""
+        if entry.result is None:
+            self._totals["grammar_failed" if isinstance(result, CardanError) else "grammar_compiled"] += 1
         entry.result = result
-        failed = isinstance(result, CardanError)
-        self._totals["grammar_failed" if failed else "grammar_compiled"] += 1
         self._hand_out(entry)
 
     def _give_up(self, entry: _Entry) -> None:
@@ -229,6 +265,13 @@ class GrammarCompiler:
                 return
             if self._entries[key].result is not None:
                 del self._entries[key]
+
+
+def _late_backend() -> EngineBusyError:
+    return EngineBusyError(
+        f"The grammar backend is still being made after {BACKEND_TIMEOUT_S:g} s, so no grammar can be compiled. Try "
+        "again later, or start the server with another --grammar-backend."
+    )
 
 
 def _copy(error: CardanError) -> CardanError:
