@@ -98,8 +98,10 @@ class FinishReason:
         matched: the token id, string or regex that matched, for ``STOP``.
         message: what went wrong, for ``ABORT`` and ``ERROR``.
         length: number of output tokens, for ``LENGTH``.
-        code: for ``ERROR`` that the request itself brought about, a short word for it; None where it did not.
-        refused: the request itself was at fault, for ``ERROR``; whoever sent it is told so by a message of its own.
+        refused: for ``ERROR`` before the first step: the error itself, with its own class, goes to whoever sent the
+            request by another way, so this news is not passed on. It does not say whose fault that was.
+        code: for ``ERROR`` that is passed on and that the request itself brought about, a short word for it; None
+            where it did not. Never beside ``refused``.
     """
 
     kind: FinishKind
