@@ -12,10 +12,11 @@ import pytest
 
 kernels = pytest.importorskip("cardan_native")
 
-from native_bench import to_bits  # noqa: E402
+from native_bench import from_bits, to_bits  # noqa: E402
 from native_linears import drawn_view  # noqa: E402
 
 from cardan.platform import LinearSpec  # noqa: E402
+from cardan.quantization import dequantize, format_spec  # noqa: E402
 from cardan_cpu.native_crossovers import crossover_ranges, default_crossovers  # noqa: E402
 from cardan_cpu.native_linear import ROUNDINGS, NativeLinear  # noqa: E402
 from cardan_cpu.native_tuning import all_ranges  # noqa: E402
@@ -42,6 +43,17 @@ def test_the_package_says_where_each_kernel_begins(native: Any) -> None:
     assert defaults.keys() == ranges.keys()
     for name, (least, most) in ranges.items():
         assert least <= defaults[name] <= most, name
+
+
+def test_the_package_begins_kernels_where_the_module_does(native: Any) -> None:
+    usual: dict[str, int] = {}
+    for fmt in native.packable_formats():
+        raw = np.zeros(16 * 256 // format_spec(fmt).block_elements * format_spec(fmt).block_bytes, np.uint8)
+        for rounding in ROUNDINGS:
+            packed = native.pack_linear(fmt, [raw], [16], 256, "float32", None, rounding, {})
+            usual |= {name: number for name, (_, _, number) in packed.crossovers.items()}
+    for name, number in default_crossovers(native.VARIANT).items():
+        assert usual[name] == number, name
 
 
 def test_the_package_has_a_table_for_every_variant() -> None:
@@ -88,6 +100,22 @@ def test_tiles_for_bfloat16_begin_where_they_are_told_to(native: Any) -> None:
         pytest.skip(f"{native.VARIANT} has no tiles")
     packed = pack(native, "BF16", "float", {name: 9}, "bfloat16").packed
     assert [native.linear_kernel(packed, rows) for rows in (8, 9)] == ["cache", "many"]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_columns_that_fill_no_tile_are_packed_and_have_no_kernel_for_many(native: Any, dtype: str) -> None:
+    """The package's table names a crossover that this weight has no choice for."""
+    view = drawn_view("BF16", 40, 33, 1)
+    spec = LinearSpec(name="w", out_features=40, in_features=33, dtype=dtype)
+    weights = [
+        NativeLinear(native, "float", numbers).pack((view,), spec, None) for numbers in ({}, {"bf16-float.many": 17})
+    ]
+    ones = native.Tensor.from_bits(to_bits(np.ones((40, 33)), dtype), dtype)
+    exact = dequantize(view).sum(axis=1)
+    for weight in weights:
+        assert "many" not in {native.linear_kernel(weight.packed, rows) for rows in (1, 16, 17, 2048)}
+        got = from_bits(np.array(weight.apply_float32(ones).bits()), "float32")
+        np.testing.assert_allclose(got, np.tile(exact, (40, 1)), rtol=1e-5, atol=1e-5)
 
 
 def test_numbers_out_of_their_bounds_are_refused(native: Any) -> None:

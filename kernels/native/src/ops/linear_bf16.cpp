@@ -9,6 +9,7 @@
 #include <type_traits>
 
 #include "ops/linear_call.h"
+#include "ops/linear_choice.h"
 #include "ops/linear_lines.h"
 #include "ops/linear_tiles.h"
 
@@ -156,7 +157,7 @@ int64_t bf16_rows_bytes(const Rows& x) { return padded_count(x.rows) * padded_st
 void linear_bf16_pairs(const LinearCall& call, Pool& pool) {
   const PaddedRows x = padded_rows_of(call, pool);
   const PackedLinear& weight = *call.weight;
-  const bool tiles = has_bf16_tiles(weight) && call.x.rows >= weight.crossovers.many;
+  const bool tiles = has_bf16_tiles(weight) && takes_many(weight, call.x.rows);
   for_each_block(call, pool, [&](int64_t panel, int64_t first, int64_t last) {
     alignas(64) float acc[kRowBlock * kPanel];
     const auto* codes = reinterpret_cast<const bf16*>(weight.panel_codes(panel));

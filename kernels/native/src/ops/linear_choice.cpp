@@ -35,7 +35,9 @@ const char* name_of(Codes codes) {
   }
 }
 
+// A name covers weights that have no choice too, such as of bfloat16 with columns that fill no tile.
 int64_t chosen(const std::string& name, CrossoverRange range, const std::map<std::string, int64_t>& given) {
+  if (range.least == range.most) return range.usual;
   const auto found = given.find(name);
   if (found == given.end()) return range.usual;
   if (found->second < range.least || found->second > range.most)

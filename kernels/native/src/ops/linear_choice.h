@@ -24,8 +24,8 @@ std::string kind_of(const PackedLinear& weight);
 CrossoverRange few_range(const PackedLinear& weight);
 CrossoverRange many_range(const PackedLinear& weight);
 
-// The crossovers of a weight: those in `given` under "KIND.few" and "KIND.many", else the usual ones. Throws
-// std::invalid_argument where one is out of its bounds.
+// The crossovers of a weight: those in `given` under "KIND.few" and "KIND.many" where there is a choice, else the usual
+// ones. Throws std::invalid_argument where one is out of its bounds.
 Crossovers crossovers_of(const PackedLinear& weight, const std::map<std::string, int64_t>& given);
 
 // Whether the kernel for few rows is taken, where the one for many is not; and whether that is, where there is one.

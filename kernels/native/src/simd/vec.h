@@ -177,9 +177,9 @@ inline int32_t sum_lanes(vi value) {
   const __m128i two = _mm_add_epi32(half, _mm_shuffle_epi32(half, 0x4e));
   return _mm_cvtsi128_si32(_mm_add_epi32(two, _mm_shuffle_epi32(two, 0xb1)));
 #else
-  int32_t sum = 0;
-  for (int lane = 0; lane < kLanes; ++lane) sum += value[lane];
-  return sum;
+  uint32_t sum = 0;  // which wraps around, as instructions for vectors do
+  for (int lane = 0; lane < kLanes; ++lane) sum += static_cast<uint32_t>(value[lane]);
+  return static_cast<int32_t>(sum);
 #endif
 }
 inline int32_t max_lanes(vi value) {
