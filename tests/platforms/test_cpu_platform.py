@@ -196,8 +196,12 @@ def test_threads_are_honoured_and_negative_ones_refused() -> None:
         device.close()
     finally:
         torch.set_num_threads(before)
-    with pytest.raises(ConfigError, match=r"threads must be 0 \(automatic\) or more, got -2"):
-        platform.open(platform.devices()[0], {"threads": -2})
+    for refused in (
+        lambda: platform.open(platform.devices()[0], {"threads": -2}),
+        lambda: platform.configured({"threads": -2}),
+    ):
+        with pytest.raises(ConfigError, match=r"threads must be 0 \(automatic\) or more, got -2"):
+            refused()
 
 
 def test_the_number_of_threads_follows_the_environment() -> None:

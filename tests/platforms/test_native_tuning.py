@@ -17,10 +17,10 @@ from cardan.testing.conformance import Subject  # noqa: E402
 from cardan.testing.conformance.engine_run import Ask, EngineRun, Layout, greedy, prompts, tiny  # noqa: E402
 from cardan_cpu import native_tuning, platform  # noqa: E402
 from cardan_cpu.kernels import choose  # noqa: E402
-from cardan_cpu.native_crossovers import default_crossovers  # noqa: E402
-from cardan_cpu.native_tuning import CACHE, FOR_MANY, REGISTERS, NativeTuner, best_crossovers, fastest  # noqa: E402
+from cardan_cpu.native_crossovers import CACHE, FOR_MANY, REGISTERS, default_crossovers  # noqa: E402
+from cardan_cpu.native_tuning import Job, NativeTuner, best_crossovers, fastest, time_kernels  # noqa: E402
 
-ROWS = (1, 2, 3, 4, 6, 8, 16)
+ROWS = (1, 2, 3, 4, 6, 8, 16, 32, 512)
 INFO = DeviceInfo(index=0, name="Some CPU")
 NATIVE = {"kernels": "native", "threads": 2, "activations": "int16"}
 FEW = Tunable(name="x.few", default=64, least=0, most=64, help="few")
@@ -30,7 +30,7 @@ MANY = Tunable(name="x.many", default=2, least=1, most=1024, help="many")
 def times(registers: float, cache: tuple[float, float], many: tuple[float, float]) -> dict[str, dict[int, float]]:
     """Seconds: so much for each row in registers; for the others a part of its own and so much for each row."""
     return {
-        REGISTERS: {rows: registers * rows for rows in ROWS},
+        REGISTERS: {rows: registers * rows for rows in ROWS if rows <= FEW.most},
         CACHE: {rows: cache[0] + cache[1] * rows for rows in ROWS},
         FOR_MANY: {rows: many[0] + many[1] * rows for rows in ROWS},
     }
@@ -39,10 +39,11 @@ def times(registers: float, cache: tuple[float, float], many: tuple[float, float
 @pytest.mark.parametrize(
     ("measured", "expected"),
     [
-        (times(1.0, (1.6, 0.5), (9.0, 0.1)), {"few": 3, "many": 1024}),  # the third only pays beyond what is measured
+        (times(1.0, (1.6, 0.5), (99.0, 0.1)), {"few": 3, "many": 512}),  # the third only pays for a long prompt
+        (times(1.0, (1.6, 0.5), (9.0, 0.1)), {"few": 3, "many": 32}),
         (times(1.0, (1.6, 0.5), (4.2, 0.1)), {"few": 3, "many": 8}),
         (times(1.0, (1.6, 0.5), (0.5, 0.1)), {"few": 0, "many": 1}),
-        (times(0.1, (1.6, 0.5), (9.0, 9.0)), {"few": 16, "many": 1024}),
+        (times(0.1, (1.6, 0.5), (9.0, 9.0)), {"few": 32, "many": 1024}),  # the third never pays
         (times(9.0, (1.6, 0.5), (99.0, 9.0)), {"few": 0, "many": 1024}),
     ],
 )
@@ -66,12 +67,18 @@ def test_defaults_are_kept_where_they_are_as_good() -> None:
     assert best_crossovers(same, {"few": FEW, "many": MANY}) != {"few": 64, "many": 2}
 
 
+def test_no_kernel_gets_more_rows_than_it_takes() -> None:
+    few = Tunable(name="x.few", default=1, least=0, most=4, help="few")
+    measured = times(0.1, (99.0, 1.0), (99.0, 9.0))
+    measured[REGISTERS] = {rows: seconds for rows, seconds in measured[REGISTERS].items() if rows <= few.most}
+    assert best_crossovers(measured, {"few": few, "many": MANY}) == {"few": 4, "many": 1024}
+
+
 def test_the_fastest_call_counts_and_the_first_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter([0.0, 5.0, 5.0, 7.0, 7.0, 10.0])
     monkeypatch.setattr("cardan_cpu.native_tuning.time.perf_counter", lambda: next(clock))
-    monkeypatch.setattr(native_tuning, "ROUNDS", 3)
     calls = []
-    assert fastest(lambda: calls.append(1)) == 2.0
+    assert fastest(lambda: calls.append(1), 3) == 2.0
     assert len(calls) == 4
 
 
@@ -80,7 +87,9 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Measurements that take no time, and say little."""
     monkeypatch.setattr(native_tuning, "SIZES", (32, 256))
     monkeypatch.setattr(native_tuning, "ROUNDS", 1)
+    monkeypatch.setattr(native_tuning, "PROMPT_ROUNDS", 1)
     monkeypatch.setattr(native_tuning, "ROWS", (1, 2, 8))
+    monkeypatch.setattr(native_tuning, "PROMPT_ROWS", (80,))
 
 
 @pytest.mark.parametrize("variant", cn.available())
@@ -96,6 +105,17 @@ def test_everything_is_measured_where_no_model_is_given(small: None, variant: st
     assert told[0][1] == 0
     assert told[-1][1] == told[-1][2] > 0
     assert native.threads() == before
+
+
+def test_a_kernel_is_measured_for_the_rows_that_it_can_take(small: None) -> None:
+    variant = cn.available()[-1]
+    tunables = {it.name: it for it in NativeTuner("Some CPU", variant, 1).tunables()}
+    asked = {part: tunables[f"byte-int16.{part}"] for part in ("few", "many") if f"byte-int16.{part}" in tunables}
+    linear = TunedLinear("Q8_0", LinearSpec(name="w", out_features=32, in_features=256, dtype="float32"))
+    measured = time_kernels(cn.load(variant), Job("byte-int16", tuple(asked), "int16", (linear,)), asked)
+    assert set(measured[REGISTERS]) == {1, 2, 8}
+    others = [set(rows) for kernel, rows in measured.items() if kernel != REGISTERS]
+    assert all(rows == ({1, 2, 8, 80} if "many" in asked else {1, 2, 8}) for rows in others)
 
 
 def test_of_a_model_only_what_it_needs_is_measured(small: None) -> None:

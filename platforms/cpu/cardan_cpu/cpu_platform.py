@@ -110,14 +110,14 @@ class CpuPlatform(Platform):
         """The platform with the kernels that were asked for.
 
         Raises:
-            ConfigError: they cannot be used here.
+            ConfigError: they cannot be used here, or ``threads`` is negative.
         """
         asked = str(options.get("kernels", self.asked))
         if asked != "auto":
             require(asked)
         chosen = copy.copy(self)
         chosen.asked = asked
-        chosen.threads = int(options.get("threads", self.threads))
+        chosen.threads = _threads(options, self.threads)
         chosen.activations = str(options.get("activations", self.activations))
         return chosen
 
@@ -152,9 +152,7 @@ class CpuPlatform(Platform):
         Raises:
             ConfigError: ``threads`` is negative, or the kernels that were asked for cannot be used here.
         """
-        threads = int(options.get("threads", 0))
-        if threads < 0:
-            raise ConfigError(f"--platform-option threads must be 0 (automatic) or more, got {threads}.")
+        threads = _threads(options, 0)
         choice = require(str(options.get("kernels", self.asked)))
         if choice.kind == NATIVE:
             from cardan_cpu.native_device import NativeDevice
@@ -169,6 +167,13 @@ class CpuPlatform(Platform):
 EXACT_PARAMETERS = 1_000_000_000
 """Largest model whose block formats give float32 activations by default: beyond, keys, values and, with torch, widened
 weights would take twice the bytes of bfloat16."""
+
+
+def _threads(options: Mapping[str, Any], default: int) -> int:
+    threads = int(options.get("threads", default))
+    if threads < 0:
+        raise ConfigError(f"--platform-option threads must be 0 (automatic) or more, got {threads}.")
+    return threads
 
 
 def _slower(native: Choice) -> str:

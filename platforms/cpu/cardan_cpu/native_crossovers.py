@@ -22,8 +22,12 @@ FEW = "few"
 MANY = "many"
 """From so many rows on a kernel for many, where the processor has better instructions for that."""
 
-KERNELS = {FEW: "registers", MANY: "many"}
-"""What the module calls the kernel that each number gives its rows to."""
+REGISTERS, CACHE, FOR_MANY = "registers", "cache", "many"
+"""What the module calls the kernels: codes taken apart in registers, codes widened into the cache, and that for many
+rows."""
+
+KERNELS = {FEW: REGISTERS, MANY: FOR_MANY}
+"""The kernel that each number gives its rows to."""
 
 SMALL = (16, 256)
 """Rows and columns of a weight that every format can have."""

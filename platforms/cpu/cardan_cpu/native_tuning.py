@@ -20,7 +20,15 @@ import numpy as np
 
 from cardan.platform import LinearSpec, Tunable, TunedLinear, Tuner, TuningProgress
 from cardan.quantization import format_spec
-from cardan_cpu.native_crossovers import FEW, MANY, crossover_ranges, default_crossovers
+from cardan_cpu.native_crossovers import (
+    CACHE,
+    FEW,
+    FOR_MANY,
+    MANY,
+    REGISTERS,
+    crossover_ranges,
+    default_crossovers,
+)
 from cardan_cpu.native_linear import ACTIVATIONS, ROUNDINGS, NativeLinear
 
 DTYPES = ("float32", "bfloat16")
@@ -28,6 +36,9 @@ DTYPES = ("float32", "bfloat16")
 
 ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 20, 24, 32)
 """Rows of activations that are measured."""
+
+PROMPT_ROWS = (64, 128, 256, 512)
+"""More that are: those of parts of prompts, up to the largest part that this platform recommends."""
 
 SIZES = (4096, 2048)
 """Rows and columns of weights where no model is given: more than second-level caches hold."""
@@ -41,14 +52,14 @@ MOST_FEATURES = 8192
 ROUNDS = 7
 """Times that each call is made; the fastest counts, which other programs disturbed least."""
 
+PROMPT_ROUNDS = 2
+"""Likewise with rows of prompts, which take long enough to be little disturbed."""
+
 KEPT_WITHIN = 0.02
 """A default is kept where it costs no more than this share above the best: measurements are no better than that."""
 
 FILL = 0x11
 """Every byte of weights that are measured: tame codes, and scales that are no slow numbers in any format."""
-
-REGISTERS, CACHE, FOR_MANY = "registers", "cache", "many"
-"""The kernels: codes taken apart in registers, codes widened into the cache, and that for many rows."""
 
 HELP = {
     FEW: "rows up to which codes are taken apart in registers instead of widened into the cache",
@@ -56,7 +67,7 @@ HELP = {
 }
 
 Times = Mapping[str, Mapping[int, float]]
-"""Seconds of a call, by kernel and rows."""
+"""Seconds of a call, by kernel and rows that it can be taken for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,15 +196,17 @@ def best_crossovers(times: Times, asked: Mapping[str, Tunable]) -> dict[str, int
     The defaults are kept where they are as good within ``KEPT_WITHIN``.
 
     Args:
-        times: of every kernel that the numbers choose between, for the same rows.
+        times: of every kernel that the numbers choose between, for the same rows but where a kernel takes fewer.
         asked: the numbers to be found, by ``few`` and ``many``.
     """
     rows = sorted(times[CACHE])
-    few = [asked[FEW].least, *rows] if FEW in asked else [0]
+    few = [asked[FEW].least, *(count for count in rows if count <= asked[FEW].most)] if FEW in asked else [0]
     many = [*rows, asked[MANY].most] if MANY in asked else [rows[-1] + 1]
 
+    least = {count: min(taken[count] for taken in times.values() if count in taken) for count in rows}
+
     def cost(choice: tuple[int, int]) -> float:
-        shares = [times[_kernel(count, choice)][count] / min(t[count] for t in times.values()) for count in rows]
+        shares = [times[_kernel(count, choice)][count] / least[count] for count in rows]
         return sum(shares) / len(shares)
 
     default = (asked[FEW].default if FEW in asked else few[0], asked[MANY].default if MANY in asked else many[0])
@@ -212,13 +225,16 @@ def _kernel(rows: int, choice: tuple[int, int]) -> str:
 
 def time_kernels(native: Any, job: Job, asked: Mapping[str, Tunable]) -> dict[str, dict[int, float]]:
     """Seconds that each kernel takes for the weights of a job together, by rows."""
-    rows = ROWS if MANY in asked else tuple(count for count in ROWS if count <= asked[FEW].most)
+    every = ROWS + PROMPT_ROWS
+    few = tuple(count for count in every if FEW in asked and count <= asked[FEW].most)
+    rows = {kernel: every if MANY in asked and kernel != REGISTERS else few for kernel in (REGISTERS, CACHE, FOR_MANY)}
     calls = {
         kernel: [_Call(native, linear, job.rounding, crossovers) for linear in job.linears]
         for kernel, crossovers in _forced(job.kind, asked).items()
     }
     return {
-        kernel: {count: sum(call.seconds(count) for call in made) for count in rows} for kernel, made in calls.items()
+        kernel: {count: sum(call.seconds(count) for call in made) for count in rows[kernel]}
+        for kernel, made in calls.items()
     }
 
 
@@ -250,14 +266,15 @@ class _Call:
 
         values = np.random.default_rng(rows).normal(size=(rows, self._spec.in_features)).astype(np.float32)
         x = self._native.cast(to_tensor(self._native, values), self._spec.dtype)
-        return fastest(functools.partial(self._native.linear, x, self._packed))
+        rounds = PROMPT_ROUNDS if rows in PROMPT_ROWS else ROUNDS
+        return fastest(functools.partial(self._native.linear, x, self._packed), rounds)
 
 
-def fastest(call: Callable[[], object]) -> float:
-    """Seconds of the fastest of ``ROUNDS`` calls; the first is not counted."""
+def fastest(call: Callable[[], object], rounds: int) -> float:
+    """Seconds of the fastest of so many calls; one before them is not counted."""
     call()
     taken = []
-    for _ in range(ROUNDS):
+    for _ in range(rounds):
         start = time.perf_counter()
         call()
         taken.append(time.perf_counter() - start)
