@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 import quantized_checkpoints
-from accuracy_tiny import tiny_config
+from accuracy_tiny import tiny_cases, tiny_config
 
-from cardan.accuracy.attributed import Deviation, Tap, Trial, layer_of
 from cardan.accuracy.attribution import Found, conclude
+from cardan.accuracy.attribution_report import Deviation, Tap, Trial, layer_of
 from cardan.accuracy.comparison import Comparison, compare
 from cardan.accuracy.references import GROUPS, MOST, References, error
 from cardan.accuracy.report import render
@@ -132,7 +132,7 @@ def test_quantized_weights_come_widened(tmp_path: Path) -> None:
     name = "gptq4-32-sym"
     values = quantized_checkpoints.write(tmp_path, quantized_checkpoints.METHODS[name])
     with Session(tiny_config(tmp_path, "cpu")) as session:
-        offered = {switch.feature for switch in switches(session)}
+        offered = {switch.feature for switch in switches(session, tiny_cases())}
         checkpoint = session.prepared.opened.checkpoint
         widened = WidenedCheckpoint(checkpoint)
         tensor = "model.layers.0.mlp.up_proj.weight"
@@ -149,7 +149,7 @@ def test_quantized_weights_come_widened(tmp_path: Path) -> None:
 
 def test_narrow_types_are_features(tiny_llama: Path) -> None:
     with Session(tiny_config(tiny_llama, "cpu", "bfloat16")) as session:
-        offered = {switch.feature for switch in switches(session)}
+        offered = {switch.feature for switch in switches(session, tiny_cases())}
     assert {"keys and values in bfloat16", "activations in bfloat16"} <= offered
     assert "quantized linears" not in offered
 

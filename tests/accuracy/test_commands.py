@@ -12,6 +12,7 @@ import pytest
 from cardan.accuracy.fingerprints import TensorPrint
 from cardan.accuracy.golden import read_golden
 from cardan.cli import app
+from cardan.errors import ModelError
 from cardan.testing.tiny_model import write_tiny_model
 
 TEXTS = [
@@ -90,13 +91,32 @@ def test_a_narrow_type_is_found_to_carry_a_difference(
     recorded("cpu").write(golden)
     flags = ["--model", str(model), "--platform", "cpu", "--max-total-tokens", "500", "--dtype", "bfloat16"]
     asked = ["--attribute", "--no-noise", "--no-semantics", "--json", str(numbers), "--html", str(page)]
-    app.run(["accuracy", "compare", str(golden), *flags, *asked])
+    assert app.run(["accuracy", "compare", str(golden), *flags, *asked]) == 3
     shown = " ".join(capsys.readouterr().out.split())
     assert "attribution: The difference is carried by activations in bfloat16: where they are float32" in shown
     attribution = json.loads(numbers.read_text())["attribution"]
     assert attribution["feature"] == "activations in bfloat16"
     assert attribution["deviations"] == [], "operations round as their type does"
     assert "What carries the difference" in page.read_text()
+
+
+def test_a_comparison_is_kept_where_attribution_fails(
+    model: Path, recorded, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def attribute(*_: object) -> None:
+        raise ModelError("no second engine starts here")
+
+    monkeypatch.setattr("cardan.cli.comparing.attribute", attribute)
+    golden, numbers, page = (tmp_path / name for name in ("g.cardan", "n.json", "n.html"))
+    recorded(noise=False).write(golden)
+    flags = ["--model", str(model), "--platform", "cpu", "--max-total-tokens", "500"]
+    asked = ["--attribute", "--no-noise", "--no-semantics", "--json", str(numbers), "--html", str(page)]
+    assert app.run(["accuracy", "compare", str(golden), *flags, *asked]) == 1
+    said = capsys.readouterr()
+    assert "verdict: same within noise" in said.out
+    assert "no second engine starts here" in said.err
+    assert json.loads(numbers.read_text())["judgement"]["verdict"] == "same within noise"
+    assert page.exists()
 
 
 @pytest.mark.parametrize(

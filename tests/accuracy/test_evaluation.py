@@ -76,6 +76,20 @@ def test_other_sets_and_items_are_refused(tmp_path: Path) -> None:
     (tmp_path / "x").write_text('{"version": 9}')
     with pytest.raises(GoldenFileError, match="of version 9, but this Cardan reads 1"):
         read_evaluation(tmp_path / "x")
+    of(choices=(1.0,), answers=()).write(tmp_path / "x")
+    with pytest.raises(GoldenFileError, match=r"holds no outcome of answers\. Make it anew"):
+        read_evaluation(tmp_path / "x")
+
+
+def test_sets_are_compared_before_anything_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """There is no such model, which would be said once it is looked for."""
+    of(choices=(1.0,)).write(tmp_path / "x")
+    against = ["accuracy", "eval", "--model", str(tmp_path / "absent"), "--against", str(tmp_path / "x")]
+    assert app.run([*against, "--set", "answers"]) == 1
+    said = " ".join(capsys.readouterr().err.split())
+    assert "no set in common: choices against answers. Run both with the same --set" in said
+    assert app.run([*against, "--set", "poems"]) == 2
+    assert "--set must be one of" in " ".join(capsys.readouterr().err.split())
 
 
 @pytest.mark.model

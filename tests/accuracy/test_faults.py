@@ -16,8 +16,8 @@ import quantized_checkpoints
 import tiny_models
 from accuracy_tiny import tiny_cases, tiny_config
 
-from cardan.accuracy.attributed import Attribution
 from cardan.accuracy.attribution import attribute
+from cardan.accuracy.attribution_report import Attribution
 from cardan.accuracy.cases import Case
 from cardan.accuracy.comparison import Comparison, compare
 from cardan.accuracy.golden import Golden
@@ -130,6 +130,61 @@ def test_a_planted_fault_is_found_and_named(
         assert compared.all_positions.largest < 1e-12
 
 
+@pytest.mark.slow
+def test_of_two_faults_none_is_blamed_alone(models: Callable[[str], Path]) -> None:
+    """Steps that are wrong when captured and prefixes that are wrong when cached: only all features off mend both."""
+    pytest.importorskip("cardan_native", reason="only the native kernels capture steps on the CPU")
+    config, cases = tiny_config(models("llama"), "cpu", chunk=-1), sequences(shared=True)
+    wanted = Wanted(cases=cases, semantics=False)
+    truth = record(config, wanted)
+    platform = faults.planted(faults.TwoFaults)
+    compared = compare(truth, record(config, replace(wanted, noise=False), platform=platform))
+    attribution = attribute(truth, compared, config, platform=platform)
+    tried = {trial.feature: trial for trial in attribution.trials}
+    assert {"graphs", "prefix cache", "batching"} < set(tried)
+    assert [name for name, trial in tried.items() if trial.gone] == ["all of these"], attribution.trials
+    assert "fused kernels" not in tried
+
+
+@pytest.mark.slow
+def test_operations_that_cannot_be_held_to_references_leave_the_features(
+    models: Callable[[str], Path], truths: Callable[[str, bool], Golden], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def checker(*_: object) -> None:
+        raise MemoryError("no room for references")
+
+    monkeypatch.setattr("cardan.accuracy.attribution.Checker", checker)
+    _, attribution = found(FAULTS["keys and values a slot late"], truths("llama", False), models("llama"))
+    assert attribution.feature == "chunked prefill"
+    assert attribution.deviations == ()
+    (untried,) = [trial for trial in attribution.trials if trial.note]
+    assert (untried.feature, untried.note) == ("operations", "could not be tried: MemoryError: no room for references")
+
+
+def test_a_trial_without_room_leaves_the_others(
+    models: Callable[[str], Path], truths: Callable[[str, bool], Golden], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where a device shows nothing of its models: all features off together are tried there as well."""
+    monkeypatch.setattr("cardan.accuracy.attribution.watch", lambda *_: None)
+    config = tiny_config(models("llama"), "cpu", "bfloat16", chunk=faults.CHUNK)
+    platform = faults.planted(faults.NoRoom)
+    wanted = Wanted(cases=sequences(shared=True), noise=False, semantics=False, layers=False)
+    truth = truths("llama", True)
+    compared = compare(truth, record(config, wanted, platform=platform))
+    judgement = replace(compared.judgement, verdict=Verdict.DIFFERENT)
+    attribution = attribute(truth, replace(compared, judgement=judgement), config, platform=platform)
+    notes = {trial.feature: trial.note for trial in attribution.trials if trial.note}
+    slots = faults.NoRoom.opened.slots
+    assert len(slots) == 2
+    assert slots[1] < slots[0] / 4, "a trial's pool holds the sequences and no more"
+    assert notes == {
+        "keys and values in bfloat16": f"could not be tried: RuntimeError: no room for a pool of {slots[1]} slots",
+        "activations in bfloat16": "could not be tried: MemoryError: no room for model 2",
+    }
+    tried = {trial.feature for trial in attribution.trials if not trial.note}
+    assert {"prefix cache", "chunked prefill", "batching", "all of these"} <= tried
+
+
 def test_without_a_fault_there_is_nothing_to_attribute(
     truths: Callable[[str, bool], Golden], models: Callable[[str], Path]
 ) -> None:
@@ -166,6 +221,7 @@ def test_other_weights_are_no_features(
     compared, attribution = found(Fault(NeutralDevice, ""), truths("llama", True), tmp_path)
     assert compared.judgement.verdict is Verdict.DIFFERENT
     assert attribution.feature == ""
+    assert "fused kernels" not in {trial.feature for trial in attribution.trials}, "the CPU's rotate apart"
     assert attribution.statements[0].startswith("Nothing that runs here carries the difference")
     assert "operations is as near to its float64 reference as float32 rounds" in attribution.statements[1]
     assert attribution.tap is not None

@@ -28,7 +28,7 @@ from cardan.accuracy.semantics import (
 )
 from cardan.accuracy.session import Session
 from cardan.accuracy.verdict import Verdict
-from cardan.errors import UnsupportedError
+from cardan.errors import CardanError, CheckpointError, ConfigError, UnsupportedError
 from cardan.platform import Capabilities, Feature
 
 
@@ -53,6 +53,7 @@ def test_draws_follow_every_parameter(tiny_llama: Path, platform: str) -> None:
         assert "as it should" in answer.describe()
         assert not answer.fails
     assert answers["grammars"].p is None
+    assert answers["custom_logit_processor"].support == "native"
     assert failures(answers, "here") == []
 
 
@@ -101,9 +102,12 @@ def test_what_a_platform_refuses_is_said_and_not_tried(session: Session) -> None
     assert answers["top_p"].p is not None
 
 
-def test_a_device_that_loads_no_table_is_not_tried(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kind", [UnsupportedError, CheckpointError, ConfigError])
+def test_a_device_that_loads_no_table_is_not_tried(
+    kind: type[CardanError], session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def load(*_: Any) -> None:
-        raise UnsupportedError("only compiled models")
+        raise kind("only compiled models")
 
     monkeypatch.setattr(session.prepared.device, "load", load)
     answers = read_answers(measure(session))

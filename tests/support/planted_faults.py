@@ -172,6 +172,19 @@ class LateSlots(_ChangedAttention):
         return replace(meta, out_slots=slots)
 
 
+class LateSlotsAfterCache(_ChangedAttention):
+    """Where a prompt goes on after what is cached, keys and values go to the slot of the token after theirs."""
+
+    def meta(self, meta: AttentionMeta) -> AttentionMeta:
+        if meta.mode is ForwardMode.DECODE:
+            return meta
+        slots = meta.out_slots.copy()
+        for start, stop in zip(meta.query_starts[:-1], meta.query_starts[1:], strict=True):
+            if meta.positions[start] > 0:
+                slots[:, start : stop - 1] = meta.out_slots[:, start + 1 : stop]
+        return replace(meta, out_slots=slots)
+
+
 # --- packing ---
 
 
@@ -301,3 +314,64 @@ class WrongBucket(NeutralDevice):
         through.graph_runner = graph_runner
         through.recorder = lambda: None
         super().__init__(through)  # type: ignore[arg-type]
+
+
+class _Enlarged(GraphRunner):
+    """Gives a step's hidden states a tenth too large."""
+
+    def __init__(self, inner: GraphRunner, ops: Any) -> None:
+        self._inner = inner
+        self._ops = ops
+
+    def can_replay(self, meta: AttentionMeta) -> bool:
+        return self._inner.can_replay(meta)
+
+    def replay(self, input_ids: Any, meta: AttentionMeta) -> Any:
+        return self._ops.scale(self._inner.replay(input_ids, meta), 1.1)
+
+
+class TwoFaults(LateSlotsAfterCache):
+    """Captured steps are wrong whatever the batch, and so is what follows a cached prefix."""
+
+    def __init__(self, device: Any) -> None:
+        through = Through(device)
+
+        def graph_runner(*arguments: Any) -> Any:
+            made = device.graph_runner(*arguments)
+            return None if made is None else _Enlarged(made, device.ops)
+
+        through.graph_runner = graph_runner
+        through.recorder = lambda: None
+        super().__init__(through)
+
+
+# --- memory ---
+
+
+class NoRoom(NeutralDevice):
+    """Has memory for one model and one pool.
+
+    Attributes:
+        opened: the last one.
+        slots: what was asked for in each pool.
+    """
+
+    opened: NoRoom
+
+    def __init__(self, device: Any) -> None:
+        super().__init__(device)
+        self._models = 0
+        self.slots: list[int] = []
+        NoRoom.opened = self
+
+    def load(self, *arguments: Any) -> Any:
+        self._models += 1
+        if self._models > 1:
+            raise MemoryError(f"no room for model {self._models}")
+        return super().load(*arguments)
+
+    def allocate_kv(self, layout: Any, num_slots: int, *arguments: Any) -> Any:
+        self.slots.append(num_slots)
+        if len(self.slots) > 1:
+            raise RuntimeError(f"no room for a pool of {num_slots} slots\nsome more lines")
+        return super().allocate_kv(layout, num_slots, *arguments)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from cardan.accuracy.attributed import Attribution, Deviation, Tap, Trial, layer_of
+from cardan.accuracy.attribution_report import Attribution, Deviation, Tap, Trial, layer_of
 from cardan.accuracy.cases import Case, limited
 from cardan.accuracy.comparison import Comparison
 from cardan.accuracy.golden import Golden
@@ -20,13 +20,13 @@ from cardan.accuracy.references import GROUPS, Allowance, References
 from cardan.accuracy.rounding import Pusher
 from cardan.accuracy.scores import Scores
 from cardan.accuracy.session import Progress, Session, Way
-from cardan.accuracy.switches import switches
+from cardan.accuracy.switches import ALL_OFF, switches
 from cardan.accuracy.verdict import Verdict, is_noise
 from cardan.accuracy.watching import Listener, watch
 from cardan.config import EngineConfig
 from cardan.errors import CardanError
 from cardan.platform import Platform
-from cardan.runner import NeutralDevice
+from cardan.runner import NeutralDevice, NeutralRunner
 
 LAYER_FACTOR = 6.0
 """How many times what rounding moves it a result may be from the record's: three times on each side."""
@@ -34,6 +34,7 @@ MOST_DEVIATIONS = 32
 """Calls that are kept of those that left the band."""
 MOSTLY = 0.1
 """What is left of a KL where a feature carries most of it."""
+TOGETHER = "all of these"
 EVERYTHING = "all operations"
 
 
@@ -106,15 +107,20 @@ class _Search:
         base = self._base()
         if is_noise(base, self._floor):
             return self._without_numbers(base, unheeded)
-        trials = [self._try(switch.feature, switch.how, switch.make) for switch in switches(self._session)]
+        found = switches(self._session, self._cases)
+        trials = [self._try(switch.feature, switch.how, switch.make) for switch in found]
+        everything_off = self._try(TOGETHER, ALL_OFF.name, lambda: ALL_OFF)
+        trials.append(everything_off)
         deviations: tuple[Deviation, ...] = ()
         operations, tap = 0, None
         if watch(self._session.prepared.loaded, lambda call: None) is not None:
-            everything_off = self._try("all of these", "eagerly, one by one, nothing cached", lambda: ONE_BY_ONE)
-            checker = self._checked()
-            deviations, operations = tuple(checker.deviations), checker.calls
-            tap = self._first_tap()
-            trials += [everything_off, *self._operations(everything_off, deviations)]
+            try:
+                checker = self._checked()
+                deviations, operations = tuple(checker.deviations), checker.calls
+                tap = self._first_tap()
+            except Exception as error:  # noqa: BLE001 - what was found so far still stands
+                trials.append(_untried("operations", "each is held to its float64 reference", error))
+            trials += self._operations(everything_off, deviations)
         return conclude(Found(base, tuple(trials), deviations, operations, tap), self._session.plan.dtype, unheeded)
 
     def _base(self) -> Spread:
@@ -138,8 +144,7 @@ class _Search:
             self._progress("attribution", self._done, 0)
         top = self._truth.top
         with self._session.run(way, listener) as run:
-            cases = self._cases if listener is None else tuple(case for case in self._cases)
-            scores = run.score(cases, top)
+            scores = run.score(self._cases, top)
         pairs = zip(self._wanted, scores, strict=True)
         cut = [(p.cut(q.top_ids.shape[1]), q) for p, q in pairs]
         return spread([p for p, _ in cut], [q for _, q in cut])
@@ -147,8 +152,8 @@ class _Search:
     def _try(self, feature: str, how: str, make: Callable[[], Way], listener: Listener | None = None) -> Trial:
         try:
             found = self._spread(make(), listener)
-        except CardanError as error:
-            return Trial(feature=feature, how=how, note=f"could not be tried: {error}")
+        except Exception as error:  # noqa: BLE001 - devices raise their own where memory runs out
+            return _untried(feature, how, error)
         return Trial(
             feature=feature,
             how=how,
@@ -176,14 +181,16 @@ class _Search:
         """Operations unfused, then groups by their references: those that left the band one by one, and all."""
         if off.gone or off.note:
             return
-        yield self._try("fused kernels", "rotation and attention run apart", lambda: ONE_BY_ONE, lambda call: None)
+        runner = self._session.prepared.runner
+        if isinstance(runner, NeutralRunner) and runner.rotates_in_attention:
+            yield self._try("fused kernels", "rotation and attention run apart", lambda: ALL_OFF, lambda call: None)
         groups = tuple(dict.fromkeys(deviation.group for deviation in deviations))
         dtype = self._session.plan.dtype
         for group in groups:
             replacer = Replacer(self._references(), (group,), dtype)
-            yield self._try(group, "by their float64 references", lambda: ONE_BY_ONE, replacer)
+            yield self._try(group, "by their float64 references", lambda: ALL_OFF, replacer)
         everything = Replacer(self._references(), tuple(GROUPS), dtype)
-        yield self._try(EVERYTHING, "by their float64 references", lambda: ONE_BY_ONE, everything)
+        yield self._try(EVERYTHING, "by their float64 references", lambda: ALL_OFF, everything)
 
     def _first_tap(self) -> Tap | None:
         """The first result that is farther from the record's than rounding can move it."""
@@ -213,9 +220,16 @@ class _Search:
         )
 
 
+def _untried(feature: str, how: str, error: Exception) -> Trial:
+    """A trial that failed, for want of memory say, in which case the others still stand."""
+    name = "" if isinstance(error, CardanError) else f"{type(error).__name__}: "
+    first, *_ = str(error).splitlines() or [""]
+    return Trial(feature=feature, how=how, note=f"could not be tried: {name}{first}")
+
+
 def conclude(found: Found, dtype: str, unheeded: Sequence[str] = ()) -> Attribution:
     """Which feature carries a difference, and where it begins."""
-    carriers = [trial for trial in found.trials if trial.gone and trial.feature not in ("all of these", EVERYTHING)]
+    carriers = [trial for trial in found.trials if trial.gone and trial.feature not in (TOGETHER, EVERYTHING)]
     statements = []
     feature = ""
     if carriers:
@@ -253,7 +267,7 @@ def _words(trial: Trial) -> str:
 
 def _mostly(found: Found) -> tuple[str, str]:
     """What carries most of a difference that no feature carries alone."""
-    alone = [trial for trial in found.trials if not trial.note and trial.feature not in ("all of these", EVERYTHING)]
+    alone = [trial for trial in found.trials if not trial.note and trial.feature not in (TOGETHER, EVERYTHING)]
     best = min(alone, key=lambda trial: trial.kl_mean, default=None)
     if best is not None and best.kl_mean <= MOSTLY * found.base["mean"]:
         return best.feature, (
@@ -261,7 +275,7 @@ def _mostly(found: Found) -> tuple[str, str]:
             f"{found.base['mean']:.2g} to {best.kl_mean:.2g}, which is more than noise."
         )
     together = {trial.feature: trial for trial in found.trials}
-    if together.get("all of these", Trial(feature="", how="")).gone:
+    if together.get(TOGETHER, Trial(feature="", how="")).gone:
         return "", "No feature carries the difference alone, but it is gone where all are off together."
     last = together.get(EVERYTHING)
     if last is not None and last.gone:

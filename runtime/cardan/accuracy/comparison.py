@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from cardan.accuracy.answers import Answer, failures, read_answers
-from cardan.accuracy.attributed import Attribution
+from cardan.accuracy.attribution_report import Attribution
 from cardan.accuracy.divergence import Flip, agreement, first_flip, kl, margins
 from cardan.accuracy.fingerprints import Difference, compare_fingerprints
 from cardan.accuracy.golden import Golden, Recorded

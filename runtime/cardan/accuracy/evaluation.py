@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib import resources
 from pathlib import Path
@@ -72,7 +72,7 @@ def read_evaluation(path: Path) -> Evaluation:
     """Read what was kept.
 
     Raises:
-        GoldenFileError: the file is missing, or no evaluation of this version.
+        GoldenFileError: the file is missing, no evaluation of this version, or has a set without items.
     """
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
@@ -85,6 +85,9 @@ def read_evaluation(path: Path) -> Evaluation:
             name: Outcome(values=tuple(map(float, entry["values"])), said=tuple(map(str, entry["said"])))
             for name, entry in value["outcomes"].items()
         }
+        empty = [name for name, outcome in outcomes.items() if not outcome.values]
+        if empty:
+            raise GoldenFileError(f"{path} holds no outcome of {empty[0]}. Make it anew by cardan accuracy eval --out.")
         return Evaluation(maker=Fingerprint.from_json(value["maker"]), outcomes=outcomes)
     except OSError as error:
         raise GoldenFileError(f"{path} cannot be read: {error.strerror}.") from error
@@ -114,10 +117,7 @@ def evaluate(
         ConfigError: there is no such set.
         CardanError: the engine does not start, or a request fails.
     """
-    chosen = tuple(sets) or tuple(SETS)
-    unknown = [name for name in chosen if name not in SETS]
-    if unknown:
-        raise ConfigError(f"--set must be one of {', '.join(SETS)}, got {unknown[0]!r}.")
+    chosen = chosen_sets(sets)
     with Session(config, progress, platform) as session:
         opened = session.prepared.opened
         maker = fingerprint(session.plan, session.capabilities, opened.checkpoint, tokenizer, progress=progress)
@@ -126,6 +126,18 @@ def evaluate(
             with session.run() as run:
                 outcomes[name] = SETS[name](run, tokenizer, progress)
     return Evaluation(maker=maker, outcomes=outcomes)
+
+
+def chosen_sets(sets: Sequence[str]) -> tuple[str, ...]:
+    """Names of the sets that run: those that are given, or all.
+
+    Raises:
+        ConfigError: there is no such set.
+    """
+    unknown = [name for name in sets if name not in SETS]
+    if unknown:
+        raise ConfigError(f"--set must be one of {', '.join(SETS)}, got {unknown[0]!r}.")
+    return tuple(sets) or tuple(SETS)
 
 
 def _tasks() -> dict[str, Any]:
@@ -239,10 +251,24 @@ def pair(ours: Evaluation, theirs: Evaluation) -> tuple[Paired, ...]:
     Raises:
         GoldenFileError: they have none in common, or other items.
     """
-    names = [name for name in ours.outcomes if name in theirs.outcomes]
-    if not names:
-        raise GoldenFileError("The evaluations have no set in common. Run both with the same --set.")
+    names = common_sets(ours.outcomes, theirs.outcomes)
     return tuple(_paired(name, ours.outcomes[name], theirs.outcomes[name]) for name in names)
+
+
+def common_sets(ours: Iterable[str], theirs: Iterable[str]) -> tuple[str, ...]:
+    """Names that both sides have.
+
+    Raises:
+        GoldenFileError: there is none.
+    """
+    ours, theirs = tuple(ours), tuple(theirs)
+    names = tuple(name for name in ours if name in theirs)
+    if not names:
+        raise GoldenFileError(
+            f"The evaluations have no set in common: {', '.join(ours) or 'none'} against {', '.join(theirs)}. "
+            "Run both with the same --set."
+        )
+    return names
 
 
 def _paired(name: str, ours: Outcome, theirs: Outcome) -> Paired:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from cardan.accuracy.attributed import Deviation, layer_of
+from cardan.accuracy.attribution_report import Deviation, layer_of
 from cardan.accuracy.references import GROUP_OF, Allowance, References, error
 from cardan.accuracy.watching import Call
 from cardan.ops.definitions import NumpyArray

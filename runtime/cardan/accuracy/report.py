@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 
 from cardan import __version__
 from cardan.accuracy.answers import Answer
-from cardan.accuracy.attributed import Attribution
+from cardan.accuracy.attribution_report import Attribution
 from cardan.accuracy.comparison import CaseResult, Comparison, Divergence, Meaning
 from cardan.accuracy.plots import Axis, bars, dots, log_axis
 from cardan.accuracy.statistics import Estimate

@@ -14,12 +14,13 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from cardan.accuracy.answers import MOST, Answer
 from cardan.accuracy.session import Parts, Run, Session, Way, allocate, changed_plan
 from cardan.accuracy.statistics import chi_square_test
 from cardan.engine.preparation import scheduler_settings
-from cardan.errors import CardanError, UnsupportedError, UnsupportedModelError
+from cardan.errors import CardanError
 from cardan.platform import Capabilities, Feature, Support
 from cardan.testing.conformance.logit_model import LAYER, VOCAB, ArrayCheckpoint, LogitModel
 from cardan.testing.conformance.sampler_reference import Knobs, adjust
@@ -54,6 +55,7 @@ PARAMETERS: tuple[tuple[str, Feature], ...] = (
     ("logprobs", Feature.LOGPROBS),
     ("logprobs of prompts", Feature.PROMPT_LOGPROBS),
     ("grammars", Feature.GRAMMAR_MASK),
+    ("custom_logit_processor", Feature.HOST_LOGITS),
     ("hidden states", Feature.HIDDEN_STATES),
     ("prompts of vectors", Feature.INPUT_EMBEDS),
 )
@@ -131,7 +133,7 @@ def _tests(session: Session, progress: Callable[[str, int, int], None] | None) -
     logits = table()
     try:
         parts = _bench(session, logits)
-    except (UnsupportedError, UnsupportedModelError) as error:
+    except CardanError as error:
         return {"": {"note": f"not tried, since the device loads no table of logits: {error}"}}
     try:
         return dict(_run_tests(Run(parts, Way(name="known logits")), logits, asked, progress))
@@ -157,8 +159,8 @@ def _run_tests(
         yield name, _judged(tokens, probabilities(logits, params, forced))
 
 
-def _judged(tokens: Float64Array, shares: Float64Array) -> dict[str, Any]:
-    counts = np.bincount(tokens.astype(np.int64), minlength=len(shares)).astype(np.float64)
+def _judged(tokens: npt.NDArray[np.int64], shares: Float64Array) -> dict[str, Any]:
+    counts = np.bincount(tokens, minlength=len(shares)).astype(np.float64)
     statistic, freedom, p = chi_square_test(counts, shares * counts.sum())
     excluded = int(counts[shares <= 0].sum())
     return {
@@ -174,8 +176,7 @@ def _bench(session: Session, logits: Float32Array) -> Parts:
     """A runner of the session's device over the table, with the session's own plan but for sizes.
 
     Raises:
-        UnsupportedError: the device does not load it.
-        UnsupportedModelError: likewise.
+        CardanError: the device does not load it.
     """
     model, device, plan = LogitModel(), session.prepared.device, session.plan
     page = plan.page_size

@@ -72,7 +72,7 @@ class Parts:
 
 
 @dataclass(slots=True)
-class Answer:
+class Received:
     """What one request got."""
 
     tokens: list[int] = field(default_factory=list)
@@ -185,9 +185,9 @@ class Run:
             forced_output_ids=forced,
         )
 
-    def _ask(self, asks: Sequence[Generate], copies: int | None = None) -> list[Answer]:
+    def _ask(self, asks: Sequence[Generate], copies: int | None = None) -> list[Received]:
         """Run requests together to their ends, each beside copies of itself that share no cached prefix with it."""
-        answers = {ask.wire_id: Answer() for ask in asks}
+        answers = {ask.wire_id: Received() for ask in asks}
         copies = self._way.copies if copies is None else copies
         for ask in asks:
             self._core.add(ask)
@@ -200,7 +200,7 @@ class Run:
                     if rid in answers:
                         answers[rid].tokens.append(tokens)
                 for output in news.detailed:
-                    _take(answers.get(output.rid, Answer()), output)
+                    _take(answers.get(output.rid, Received()), output)
         return list(answers.values())
 
 
@@ -233,7 +233,7 @@ def _copied(ask: Generate, copy: int) -> Generate:
     return Generate(**{**fields, "wire_id": f"{ask.wire_id}.{copy}", "cache_salt": f"copy {copy}"})
 
 
-def _take(answer: Answer, output: RequestOutput) -> None:
+def _take(answer: Received, output: RequestOutput) -> None:
     answer.tokens.extend(output.new_token_ids)
     answer.logprobs.extend(output.logprobs)
     answer.prompt_logprobs.extend(output.prompt_logprobs)
@@ -243,7 +243,7 @@ def _take(answer: Answer, output: RequestOutput) -> None:
         raise CardanError(f"A measured request failed: {reason.message}")
 
 
-def _greedy(answer: Answer) -> Greedy:
+def _greedy(answer: Received) -> Greedy:
     entries = [entry for entry in answer.logprobs if entry is not None]
     margins = [entry.top[0][1] - entry.top[1][1] if len(entry.top) > 1 else np.inf for entry in entries]
     return Greedy(

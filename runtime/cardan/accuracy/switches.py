@@ -5,17 +5,24 @@ They know no platform: what there is to turn off stands in the plan and in the c
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
+from cardan.accuracy.cases import Case
 from cardan.accuracy.session import Session, Way, changed_plan
-from cardan.platform import Checkpoint, LoadedModel
+from cardan.platform import Checkpoint, LoadedModel, Plan
 from cardan.types import Float32Array, TensorView
 
 DENSE = frozenset({"F32", "F16", "BF16"})
+ALL_OFF = Way(
+    name="eagerly, one by one, whole prompts, nothing cached, no overlap",
+    batch=1,
+    settings={"graph": False, "overlap": False, "radix_cache": False, "chunked_prefill_size": -1},
+)
+"""Every feature of the schedule off at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,8 +40,13 @@ class Switch:
     make: Callable[[], Way]
 
 
-def switches(session: Session) -> Iterator[Switch]:
-    """Everything that a session's plan has on, those that say most of where a fault is first."""
+def switches(session: Session, cases: Sequence[Case]) -> Iterator[Switch]:
+    """Everything that a session's plan has on, those that say most of where a fault is first.
+
+    Args:
+        session: that runs.
+        cases: what will run; a pool of its own, for another type of keys and values, holds no more than these.
+    """
     plan = session.plan
     for setting, feature, how in (
         ("graph", "graphs", "every step runs eagerly"),
@@ -46,7 +58,7 @@ def switches(session: Session) -> Iterator[Switch]:
     if plan.chunked_prefill_size > 0:
         yield _setting("chunked prefill", "prompts run whole", {"chunked_prefill_size": -1})
     yield from _backends(session)
-    yield from _types(session)
+    yield from _types(session, room(session.plan, cases))
     if plan.value("quantization") is not None or set(plan.model.weight_formats) - DENSE:
         yield Switch(
             feature="quantized linears",
@@ -73,20 +85,25 @@ def _backends(session: Session) -> Iterator[Switch]:
             )
 
 
-def _types(session: Session) -> Iterator[Switch]:
-    """Types that are narrower than float32, where the platform has that."""
+def room(plan: Plan, cases: Sequence[Case]) -> int:
+    """Slots that hold all cases at once, with a page to spare for each; never more than the plan's."""
+    pages = sum(-(-len(case.ids) // plan.page_size) + 1 for case in cases) + 1
+    return min(pages * plan.page_size, int(plan.value("max_total_tokens")))
+
+
+def _types(session: Session, slots: int) -> Iterator[Switch]:
+    """Types that are narrower than float32, where the platform has that, over pools of so many slots."""
     plan, capabilities = session.plan, session.capabilities
     wide_kv = "float32" if capabilities.supports("kv_dtype:float32") else plan.dtype
     if plan.kv_cache_dtype != wide_kv and capabilities.supports(f"kv_dtype:{wide_kv}"):
-        yield _setting(
-            f"keys and values in {plan.kv_cache_dtype}", f"they are kept in {wide_kv}", {"kv_cache_dtype": wide_kv}
-        )
+        settings = {"kv_cache_dtype": wide_kv, "max_total_tokens": slots}
+        yield _setting(f"keys and values in {plan.kv_cache_dtype}", f"they are kept in {wide_kv}", settings)
     if plan.dtype != "float32" and capabilities.supports("dtype:float32"):
-        settings = {"dtype": "float32", "kv_cache_dtype": wide_kv}
+        widest = {"dtype": "float32", "kv_cache_dtype": wide_kv, "max_total_tokens": slots}
         yield Switch(
             feature=f"activations in {plan.dtype}",
             how="they are float32",
-            make=lambda: Way(name="float32", loaded=_loaded(session, settings), settings=settings),
+            make=lambda: Way(name="float32", loaded=_loaded(session, widest), settings=widest),
         )
 
 

@@ -148,10 +148,22 @@ def compare_command(
         set_up_logging(config.server.log_level, console)
         with Bars(console) as bars:
             compared = compare(truth, run_again(truth, config, bars, flags))
-            if flags.attribute:
-                compared = replace(compared, attribution=attribute(truth, compared, config, bars))
-    finish(compared, flags.json_file, flags.html_file)
+        if flags.attribute:
+            compared = _attributed(truth, compared, config, flags)
+    write(compared, flags.json_file, flags.html_file)
+    show_comparison(results(), compared)
     return EXIT_CODES[compared.judgement.verdict]
+
+
+def _attributed(truth: Golden, compared: Comparison, config: EngineConfig, flags: CompareFlags) -> Comparison:
+    """A comparison with what carries the difference; should that fail, the comparison is shown and kept without."""
+    write(compared, flags.json_file, flags.html_file)
+    try:
+        with Bars(messages()) as bars:
+            return replace(compared, attribution=attribute(truth, compared, config, bars))
+    except BaseException:
+        show_comparison(results(), compared)
+        raise
 
 
 def run_again(truth: Golden, config: EngineConfig, bars: Bars, flags: CompareFlags) -> Golden:
@@ -166,13 +178,12 @@ def run_again(truth: Golden, config: EngineConfig, bars: Bars, flags: CompareFla
     return record(config, wanted, bars)
 
 
-def finish(compared: Comparison, json_file: Path | None, html_file: Path | None) -> None:
-    """Show a comparison, and write it where that was asked."""
+def write(compared: Comparison, json_file: Path | None, html_file: Path | None) -> None:
+    """Write a comparison where that was asked."""
     if html_file is not None:
         html_file.write_text(render(compared), encoding="utf-8")
     if json_file is not None:
         json_file.write_text(json.dumps(compared.to_json(), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    show_comparison(results(), compared)
 
 
 def _check_alone(values: dict[str, Any], flags: CompareFlags) -> None:

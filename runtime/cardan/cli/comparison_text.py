@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from cardan.accuracy.attributed import Attribution
+from cardan.accuracy.attribution_report import Attribution
 from cardan.accuracy.comparison import CaseResult, Comparison, Divergence, Meaning
 from cardan.accuracy.golden import Golden
 from cardan.accuracy.noise import worst

@@ -1,4 +1,7 @@
-"""``cardan accuracy eval``: scores of a model's own tasks on a platform, and paired tests with another."""
+"""``cardan accuracy eval``: scores of a model's own tasks on a platform, and paired tests with another.
+
+It knows no task: ``cardan.accuracy.evaluation`` runs and scores them.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,16 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from cardan.accuracy.evaluation import SETS, Evaluation, evaluate, pair, read_evaluation, score
+from cardan.accuracy.evaluation import (
+    SETS,
+    Evaluation,
+    chosen_sets,
+    common_sets,
+    evaluate,
+    pair,
+    read_evaluation,
+    score,
+)
 from cardan.accuracy.recording import tokenizer_for
 from cardan.accuracy.statistics import Estimate
 from cardan.cli.flags import ENGINE_GROUPS, config_flags, log_level_flag, takes_flags
@@ -33,13 +45,16 @@ class EvaluationFlags:
 def evaluate_command(*, flags: EvaluationFlags = EvaluationFlags(), **values: Any) -> int:
     """Run the bundled tasks: perplexity, multiple choice and exact answers, with confidence intervals."""
     other = None if flags.against is None else read_evaluation(flags.against)
+    chosen = chosen_sets(flags.set)
+    if other is not None:
+        common_sets(other.outcomes, chosen)
     config = measured_config(values)
     console = messages()
     set_up_logging(config.server.log_level, console)
     tokenizer = tokenizer_for(config, required=True)
     assert tokenizer is not None, "it is required"
     with Bars(console) as bars:
-        done = evaluate(config, tokenizer, flags.set, bars)
+        done = evaluate(config, tokenizer, chosen, bars)
     if flags.out is not None:
         done.write(flags.out)
     show_evaluation(results(), done)

@@ -1,4 +1,7 @@
-"""What all of ``cardan accuracy`` shares: how an engine that is measured is configured, and bars while it runs."""
+"""What all of ``cardan accuracy`` shares: how an engine that is measured is configured, and bars while it runs.
+
+It knows no record, no comparison and no score.
+"""
 
 from __future__ import annotations
 
