@@ -262,7 +262,7 @@ MANY_PIECES: dict[str, tuple[str, dict[str, Any], str]] = {
         {**_CLAUDE, "tools": [{"name": "f", "input_schema": {}}] * 100_000},
         "at most 1024 tools",
     ),
-    "items": ("/v1/responses", {"input": [_USER] * 100_000}, "'input' may hold at most 16384"),
+    "items": ("/v1/responses", {"input": [_USER] * 100_000}, "parts of messages, got more than 16384"),
     "outputs": (
         "/v1/responses",
         {"input": [_USER, {"type": "function_call_output", "call_id": "a", "output": [_TEXT] * 100_000}]},

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from cardan.models.fields import ConfigFields
 from cardan.models.rope import Rope, RopeReader
 from cardan.types import KVKind, LayerKV
+from cardan.weights.kv_scales import CONFIG_KEY
 
 
 class Activation(enum.Enum):
@@ -216,7 +217,7 @@ def kv_scales(fields: ConfigFields, sizes: DecoderSizes) -> tuple[tuple[float, f
     Raises:
         ModelConfigError: those of a layer are not two numbers above 0.
     """
-    group = fields.fields("cardan_kv_scales")
+    group = fields.fields(CONFIG_KEY)
     if group is None:
         return ()
     found: list[tuple[float, float]] = []

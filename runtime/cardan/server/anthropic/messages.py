@@ -26,7 +26,8 @@ from cardan.server.anthropic.bodies import (
     shared_fields,
 )
 from cardan.server.anthropic.history import read_conversation
-from cardan.server.chats.turns import Turn, effort_fields, open_turn, read_pieces, thinking_fields
+from cardan.server.chats.pieces import read_pieces
+from cardan.server.chats.turns import Turn, effort_fields, open_turn, thinking_fields
 from cardan.server.chats.unenforced import name_unenforced
 from cardan.server.http.bodies import Refusal, is_anything, parse_body, read_object
 from cardan.server.http.disconnects import while_connected

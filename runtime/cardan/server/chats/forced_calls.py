@@ -44,15 +44,14 @@ def forced_grammar(tools: ToolUse, *, parallel: bool) -> GrammarSpec:
     )
 
 
-def strict_grammar(tools: ToolUse, form: ToolFormat) -> GrammarSpec | None:
-    """Free text in which every call has arguments that fit its function's schema; None where the format has no frame.
+def strict_grammar(tools: ToolUse, form: ToolFormat) -> GrammarSpec:
+    """Free text in which every call has arguments that fit its function's schema.
 
     Args:
         tools: the functions.
-        form: how the model writes calls.
+        form: how the model writes calls; it has a frame.
     """
-    if form.frame is None:
-        return None
+    assert form.frame is not None, "a format without a frame holds no calls"
     structures = []
     for function, schema in (tools.schemas or {}).items():
         begin, end = form.frame(function)

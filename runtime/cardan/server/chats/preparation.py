@@ -14,10 +14,11 @@ from typing import Any
 from cardan.engine.api import GenerateRequest
 from cardan.engine.logit_processors import read_processor
 from cardan.errors import RequestError
-from cardan.parsers import AnswerFormat, ParserContext, Wanted, new_call_id
+from cardan.parsers import AnswerFormat, ParserContext, ToolFormat, Wanted, new_call_id
 from cardan.server.chats.forced_calls import forced_grammar, strict_grammar
+from cardan.server.chats.pieces import read_pieces
 from cardan.server.generation import Job
-from cardan.server.openai.bodies import MANY_PIECES, ChatBody, count_pieces, read_messages
+from cardan.server.openai.bodies import ChatBody, read_messages
 from cardan.server.openai.deltas import AnswerReader
 from cardan.server.openai.tools import ToolUse, read_tool_use
 from cardan.server.prompts import LONG_TEXT, encode_prompt
@@ -79,10 +80,7 @@ async def prepare_chat(state: ServerState, body: ChatBody) -> PreparedChat:
     if body.top_logprobs and not body.logprobs:
         raise RequestError("'top_logprobs' has no effect without \"logprobs\": true.", param="top_logprobs")
     limit, minimum = body.limit(), body.minimum()
-    if count_pieces(body.messages) > MANY_PIECES:
-        messages = await asyncio.to_thread(read_messages, body.messages)
-    else:
-        messages = read_messages(body.messages)
+    messages = await read_pieces(body.messages, "messages", lambda: read_messages(body.messages))
     form = answer_format(state)
     tools = _read_tools(form, body)
     prompt = await _render(state, body, messages, tools)
@@ -130,7 +128,7 @@ def _wanted(form: AnswerFormat, body: ChatBody, tools: ToolUse, begun: str) -> W
     context = None
     if tools.wanted:
         new_id = new_call_id if form.tools is None else form.tools.new_id
-        context = ParserContext(tools=tools.schemas or {}, new_id=new_id, framed=_holds_calls(form, tools))
+        context = ParserContext(tools=tools.schemas or {}, new_id=new_id, framed=_held_format(form, tools) is not None)
     return Wanted(
         tools=context,
         reasoning=body.separate_reasoning is not False,
@@ -139,15 +137,17 @@ def _wanted(form: AnswerFormat, body: ChatBody, tools: ToolUse, begun: str) -> W
     )
 
 
-def _holds_calls(form: AnswerFormat, tools: ToolUse) -> bool:
-    """Whether a grammar holds the calls that the model decides to make."""
-    return bool(tools.strict) and not tools.forced and form.tools is not None and form.tools.frame is not None
+def _held_format(form: AnswerFormat, tools: ToolUse) -> ToolFormat | None:
+    """The format by which a grammar holds the calls that the model decides to make, or None where none does."""
+    if not tools.wanted or tools.forced or not tools.strict or form.tools is None or form.tools.frame is None:
+        return None
+    return form.tools
 
 
 def _unheld(form: AnswerFormat, tools: ToolUse) -> tuple[str, ...]:
     """``strict``, where functions ask for it and their calls are in a format that no grammar can hold."""
     asked = tools.wanted and not tools.forced and bool(tools.strict)
-    return ("strict",) if asked and not _holds_calls(form, tools) else ()
+    return ("strict",) if asked and _held_format(form, tools) is None else ()
 
 
 def _with_grammar(
@@ -164,8 +164,8 @@ def _with_grammar(
         )
     if tools.wanted and tools.forced:
         grammar = forced_grammar(tools, parallel=parallel)
-    elif tools.wanted and tools.strict and form.tools is not None:
-        grammar = strict_grammar(tools, form.tools)
+    elif (held := _held_format(form, tools)) is not None:
+        grammar = strict_grammar(tools, held)
     if grammar is None:
         return sampling
     reasoning = form.reasoning

@@ -5,9 +5,8 @@ It knows no API's form of a response.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -17,7 +16,7 @@ from cardan.parsers import Answer, Event
 from cardan.server.chats.preparation import THINKING_SWITCHES, answer_format, prepare_chat
 from cardan.server.generation import Choice, Job, check_failed, run_until
 from cardan.server.http.bodies import parse_body
-from cardan.server.openai.bodies import CHAT_REFUSED, MANY_PIECES, ChatBody, count_pieces
+from cardan.server.openai.bodies import CHAT_REFUSED, ChatBody
 from cardan.server.openai.deltas import AnswerReader
 from cardan.server.state import ServerState
 from cardan.types import FinishKind
@@ -68,22 +67,6 @@ class Turn:
                 if reason is not None and reason.kind is FinishKind.ABORT:
                     raise RequestAbortedError("The request was aborted before its answer was complete.")
                 yield self.reader.read(output.text, ends=reason is not None), output
-
-
-async def read_pieces(items: list[Any], param: str, read: Callable[[], T]) -> T:
-    """Read a conversation; beside the event loop where it has many pieces, so that other requests go on.
-
-    Args:
-        items: its messages, as they were sent.
-        param: the field that holds them, for messages.
-        read: reads them.
-
-    Raises:
-        RequestError: they are too many, or one is wrong.
-    """
-    if count_pieces(items, param) > MANY_PIECES:
-        return await asyncio.to_thread(read)
-    return read()
 
 
 async def open_turn(state: ServerState, fields: Mapping[str, Any]) -> Turn:

@@ -1,6 +1,7 @@
 """Names, in a header of the response, the schema keywords and the like that an output was not held to.
 
-It knows no route; only where this is allowed is there such a header.
+It knows no route. There is such a header where a request allowed that (schemas that are not strict), and where the
+model decides to call functions that are ``strict``, in a format of calls that no grammar can hold.
 """
 
 from __future__ import annotations

@@ -21,8 +21,9 @@ from cardan.engine.api import GenerateOutput, GenerateRequest, RequestTimes
 from cardan.errors import RequestError
 from cardan.parsers import CallEnd, Content, Event, Reasoning
 from cardan.parsers.reasoning import PlainParser
+from cardan.server.chats.pieces import read_pieces
 from cardan.server.chats.preparation import answer_format
-from cardan.server.chats.turns import Turn, effort_fields, open_turn, read_pieces, thinking_fields
+from cardan.server.chats.turns import Turn, effort_fields, open_turn, thinking_fields
 from cardan.server.chats.unenforced import name_unenforced
 from cardan.server.generation import Job
 from cardan.server.http.bodies import parse_body, read_object

@@ -212,35 +212,6 @@ class TextPart(Body):
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 
 
-MANY_PIECES = 64
-"""Conversations of more messages and parts are read in a thread, so that other requests go on."""
-
-MAX_PIECES = 16384
-"""Most messages and parts of messages of one conversation: more than fit into any context, and templates are slow."""
-
-
-def count_pieces(items: list[Any], param: str = "messages") -> int:
-    """How many messages and parts of messages there are to read, parts of parts included.
-
-    Raises:
-        RequestError: they are too many.
-    """
-    count = 0
-    pending = [items]
-    while pending and count <= MAX_PIECES:
-        pieces = pending.pop()
-        count += len(pieces)
-        if count <= MAX_PIECES:
-            objects = [piece for piece in pieces if isinstance(piece, dict)]
-            parts = [piece.get(name) for piece in objects for name in ("content", "output")]
-            pending += [part for part in parts if isinstance(part, list)]
-    if count > MAX_PIECES:
-        raise RequestError(
-            f"'{param}' may hold at most {MAX_PIECES} messages and parts of messages, got {count}.", param=param
-        )
-    return count
-
-
 def read_messages(items: list[Any]) -> list[dict[str, Any]]:
     """Messages in the form that chat templates take; ``developer`` is today's name of ``system``.
 

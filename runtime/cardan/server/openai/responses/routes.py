@@ -21,7 +21,8 @@ from starlette.responses import Response
 from cardan.engine.api import GenerateOutput
 from cardan.errors import RequestAbortedError, RequestError
 from cardan.parsers import Event, Reasoning
-from cardan.server.chats.turns import Turn, effort_fields, open_turn, read_pieces
+from cardan.server.chats.pieces import read_pieces
+from cardan.server.chats.turns import Turn, effort_fields, open_turn
 from cardan.server.chats.unenforced import name_unenforced
 from cardan.server.http.bodies import parse_body, read_object, shorten
 from cardan.server.http.disconnects import while_connected
