@@ -95,12 +95,13 @@ class Answer:
 
     def add(self, events: Iterable[Event]) -> None:
         """Take the next events."""
+        content, reasoning = [self.content], [self.reasoning]  # joined once: adding to a text copies all of it
         for event in events:
             match event:
                 case Content(text):
-                    self.content += text
+                    content.append(text)
                 case Reasoning(text):
-                    self.reasoning += text
+                    reasoning.append(text)
                 case CallStart(index, call_id, name):
                     self._open[index] = ToolCall(call_id, name)
                 case CallArguments(index, text):
@@ -109,3 +110,4 @@ class Answer:
                     self.calls[index] = self._open.pop(index)
                 case CallDropped(index):
                     del self._open[index]
+        self.content, self.reasoning = "".join(content), "".join(reasoning)
