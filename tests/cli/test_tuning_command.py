@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from tuned_platforms import FakeTuner, TunedNull
 
@@ -93,14 +94,25 @@ def test_an_unknown_option_of_the_platform_is_refused(capsys: pytest.CaptureFixt
     assert "colour" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("results", [{"gone": 4}, {"few": 65}])
+@pytest.mark.parametrize(
+    "results", [{"gone": 4}, {"few": 65}, {"few": 4.0}, {"few": True}, {"few": np.float64(4)}, {"few": "4"}]
+)
 def test_results_that_no_start_would_take_are_not_kept(
-    tuner: FakeTuner, results: dict[str, int], capsys: pytest.CaptureFixture[str], cache: Path
+    tuner: FakeTuner, results: dict[str, Any], capsys: pytest.CaptureFixture[str], cache: Path
 ) -> None:
     tuner.results = results
     assert run(["tune", "--platform", "null"]) == EXIT_FAILED
     assert "Tell the plugin's maker." in capsys.readouterr().err
     assert not cache.exists()
+
+
+def test_numpys_whole_numbers_are_kept_as_whole_numbers(
+    tuner: FakeTuner, capsys: pytest.CaptureFixture[str], cache: Path
+) -> None:
+    tuner.results = {"few": np.int64(6)}  # type: ignore[dict-item]
+    assert run(["tune", "--platform", "null", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["numbers"] == {"few": 6}
+    assert planned(capsys)["settings"]["tuning"]["value"] == "tuned"
 
 
 def test_a_model_without_linears_is_refused(tuner: FakeTuner, capsys: pytest.CaptureFixture[str]) -> None:

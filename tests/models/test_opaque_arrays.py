@@ -61,17 +61,33 @@ class HandleForward:
     def attend(self, q: Any, k: Any, v: Any, layer: Any, sinks: Any = None) -> Any:
         return Handle(self._forward.attend(opened(q), opened(k), opened(v), layer))
 
+
+class HandleRotatingForward(HandleForward):
     def rope_and_attend(self, q: Any, k: Any, v: Any, layer: Any, sinks: Any = None) -> Any:
         return Handle(self._forward.rope_and_attend(opened(q), opened(k), opened(v), layer))
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_models_run_on_handles(family, tmp_path):
-    config, tensors = read_folder(make_tiny(family, tmp_path / "model"))
+def run_on_handles(family, folder, make_forward):
+    """Logits of three tokens."""
+    config, tensors = read_folder(make_tiny(family, folder / "model"))
     model = build_model(config, "tiny", tensor_info(tensors))
     ops = ReferenceOps("float32")
     weights = {name: Handle(value) for name, value in dense_weights(model, tensors, ops).items()}
-    forward = HandleForward(DenseForward(ops, [5, 6, 7], model.rope_tables(3)))
+    forward = make_forward(DenseForward(ops, [5, 6, 7], model.rope_tables(3)))
     logits = opened(model.logits(HandleOps(), weights, model.hidden(HandleOps(), weights, forward)))
     assert logits.shape == (3, model.facts.vocab_size)
-    assert np.isfinite(logits).all()
+    return logits
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_models_run_on_handles(family, tmp_path):
+    assert np.isfinite(run_on_handles(family, tmp_path, HandleRotatingForward)).all()
+
+
+def test_a_step_that_does_not_rotate_as_it_attends_is_asked_for_both(tmp_path):
+    """As that of a plugin which was written before ``RotatingForward`` was there."""
+    assert not hasattr(HandleForward, "rope_and_attend")
+    logits = [
+        run_on_handles("llama", tmp_path / each.__name__, each) for each in (HandleForward, HandleRotatingForward)
+    ]
+    assert np.array_equal(*logits)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import re
 from dataclasses import replace
@@ -114,7 +115,7 @@ def test_a_table_that_does_not_fit_is_not_used_and_says_why(
     ), found.refused
 
 
-@pytest.mark.parametrize("raw", [b"", b"{", b"\xff\xfe", b"[1, 2]", b'"x"', b"null"])
+@pytest.mark.parametrize("raw", [b"", b"{", b"\xff\xfe", b"[1, 2]", b'"x"', b"null", b"[" * 200_000])
 def test_a_damaged_file_is_not_used(tmp_path: Path, raw: bytes) -> None:
     write(tmp_path).write_bytes(raw)
     found, numbers = start(tmp_path)
@@ -125,6 +126,30 @@ def test_a_damaged_file_is_not_used(tmp_path: Path, raw: bytes) -> None:
 def test_a_file_that_cannot_be_read_is_not_used(tmp_path: Path) -> None:
     table_path("null", TABLE.processor, tmp_path).mkdir(parents=True)
     assert "is not used: it cannot be read (Is a directory). " in start(tmp_path)[0].refused
+
+
+def test_a_cache_folder_that_cannot_be_searched_stops_no_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_table(TABLE, tmp_path)
+
+    def refuse(path: Path, *_: object, **__: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    for name in ("read_bytes", "exists", "stat", "glob"):
+        monkeypatch.setattr(Path, name, refuse)
+    found, numbers = start(tmp_path)
+    assert numbers == {}
+    assert found.setting.value == "default"
+    assert "is not used: it cannot be read (Permission denied). " in found.refused
+
+
+def test_tables_of_others_that_cannot_be_listed_are_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: Path, pattern: str) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "glob", refuse)
+    assert start(tmp_path)[0].refused == ""
 
 
 def test_damaged_tables_of_others_are_passed_over(tmp_path: Path) -> None:

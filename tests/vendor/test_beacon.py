@@ -152,6 +152,27 @@ def test_what_was_tuned_reaches_the_program(beacon: Any, tmp_path: Path, monkeyp
         assert prepared.plan.settings["tuning"].why == "tuned on 2026-11-30 for Beacon B1, beacon-cardan 1.0.0"
 
 
+def test_a_tuned_platform_keeps_what_its_options_set(beacon: Any) -> None:
+    configured = beacon.BeaconPlatform()
+    configured.asked_for = "blue"
+    tuned = configured.tuned({"head_rows": 64})
+    assert (tuned.asked_for, tuned.numbers, dict(configured.numbers)) == ("blue", {"head_rows": 64}, {})
+
+
+def test_a_slow_first_call_decides_nothing(beacon: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a clock that each call moves: the first of each size by much, others by less where pieces are of 1024."""
+    now, seen = 0.0, set()
+
+    def multiply(x: Any, head: Any, rows: int) -> None:
+        nonlocal now
+        now += (1 if rows == 1024 else 2) if rows in seen else {256: 10, 1024: 40, 4096: 20, 16384: 30}[rows]
+        seen.add(rows)
+
+    monkeypatch.setattr(beacon.tuning, "multiply", multiply)
+    monkeypatch.setattr(beacon.tuning.time, "perf_counter", lambda: now)
+    assert beacon.tuning.BeaconTuner().measure((), lambda *_: None) == {"head_rows": 1024}
+
+
 def test_the_head_is_the_same_in_pieces_of_any_size(beacon: Any) -> None:
     rng = np.random.default_rng(0)
     x, head = rng.integers(-8, 8, (3, 16)).astype(np.float32), rng.integers(-8, 8, (100, 16)).astype(np.float32)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import inspect
 import re
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 
 import cardan.platform
+import cardan_torch
 from cardan.platform import (
     AttentionBackend,
     Capabilities,
@@ -165,3 +167,23 @@ def test_the_sizes_are_counted_and_the_example_is_small() -> None:
 def test_blank_lines_comments_and_docstrings_are_no_code() -> None:
     text = '"""Doc."""\n\n# said\nx = (\n    1\n)\n\n\ndef f():\n    """Doc\n\n    more."""\n    return x\n'
     assert sizes()._code_lines(text) == {4, 5, 6, 9, 13}
+
+
+def test_what_devices_of_torch_share_is_exported_and_described() -> None:
+    pytest.importorskip("torch")
+    pytest.importorskip("triton")
+    section = GUIDE.partition("## Devices of torch")[2].partition("## Level 1")[0]
+    named = set(re.findall(r"`(\w+)`", section)) - {"cardan_torch", "OpsDevice", "Communicator"}
+    assert named == set(cardan_torch.__all__)
+    for name in cardan_torch.__all__:
+        assert getattr(cardan_torch, name) is not None
+    with pytest.raises(AttributeError, match="no attribute 'Nothing'"):
+        _ = cardan_torch.Nothing
+
+
+def test_naming_what_devices_of_torch_share_imports_no_torch() -> None:
+    """Of what a platform needs before it is opened."""
+    program = (
+        "import sys; from cardan_torch import GIB, Ladder, OwnMemoryPolicy, Tier; assert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
@@ -62,7 +63,7 @@ class BeaconPlatform(seam.Platform):
         return BeaconTuner()
 
     def tuned(self, numbers: Mapping[str, int]) -> BeaconPlatform:
-        chosen = BeaconPlatform()
+        chosen = copy.copy(self)
         chosen.numbers = numbers
         return chosen
 

@@ -13,9 +13,9 @@ import torch
 from cardan.platform import DeviceInfo, LinearMethod
 from cardan_cuda.features import has_float8
 from cardan_cuda.flashinfer_limits import flashinfer_version
+from cardan_torch import LibraryAttention
 from cardan_torch.gpu.accelerator import Accelerator
 from cardan_torch.gpu.device import GpuDevice
-from cardan_torch.gpu.library_attention import LibraryAttention
 from cardan_torch.gpu.linears import CodedLinear, GpuDenseLinear, ScaledLinear
 
 

@@ -15,9 +15,9 @@ import torch
 from cardan.platform import AttentionMeta
 from cardan.types import ForwardMode, Int32Array, KVLayout, LayerKV
 from cardan_cuda.flashinfer_limits import FLASHINFER, on_tensor_cores
+from cardan_torch import LibraryAttention, LibraryPlan
 from cardan_torch.gpu.accelerator import Accelerator
 from cardan_torch.gpu.kv_pool import GpuKVPool
-from cardan_torch.gpu.library_attention import LibraryAttention, LibraryPlan
 from cardan_torch.gpu.page_lists import PageLists
 from cardan_torch.gpu.triton_attention import TritonAttention, TritonPlan
 from cardan_torch.tensors import torch_dtype

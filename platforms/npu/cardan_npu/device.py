@@ -30,9 +30,7 @@ from cardan_npu.kv_pool import NpuKVPool
 from cardan_npu.linear import NpuQuantLinear
 from cardan_npu.memory import NPU_MEMORY
 from cardan_npu.ops import NpuOps
-from cardan_torch import DenseLinear, TorchDevice
-from cardan_torch.allocator import allocator_memory, allocator_peak
-from cardan_torch.own_memory import OwnMemoryPolicy
+from cardan_torch import DenseLinear, OwnMemoryPolicy, TorchDevice, allocator_memory, allocator_peak
 
 NPU: Any = torch.npu  # type: ignore[attr-defined]
 

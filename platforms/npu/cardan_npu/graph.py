@@ -20,7 +20,7 @@ from cardan.platform import AttentionMeta, CapturedStep, GraphRunner
 from cardan_npu.attention import NpuAttention
 from cardan_npu.fixed_plan import FixedPlan
 from cardan_npu.memory import TOP_BUCKET
-from cardan_torch.ladder import Ladder, row_counts
+from cardan_torch import Ladder, row_counts
 
 SMALL_BUCKETS = (1, 2, 4, 8)
 

@@ -5,7 +5,7 @@ It asks no device and imports no torch.
 
 from __future__ import annotations
 
-from cardan_torch.own_memory import GIB, MIB, OwnMemory, Tier
+from cardan_torch import GIB, MIB, OwnMemory, Tier
 
 TOP_BUCKET = "graph_max_rows"
 

@@ -13,9 +13,9 @@ import torch
 from cardan.platform import AttentionMeta
 from cardan.types import ForwardMode, Int32Array, KVLayout, LayerKV
 from cardan_rocm.aiter_limits import AITER
+from cardan_torch import LibraryAttention, LibraryPlan
 from cardan_torch.gpu.accelerator import Accelerator
 from cardan_torch.gpu.kv_pool import GpuKVPool
-from cardan_torch.gpu.library_attention import LibraryAttention, LibraryPlan
 from cardan_torch.gpu.triton_attention import TritonAttention, TritonPlan
 
 PARTITION = 256

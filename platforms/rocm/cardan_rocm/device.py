@@ -14,9 +14,9 @@ import torch
 from cardan.platform import DeviceInfo, LinearMethod, PackedWeight
 from cardan_rocm.aiter_limits import ARCHS, has_aiter
 from cardan_rocm.features import NVIDIA_FORMATS, float8_form
+from cardan_torch import LibraryAttention
 from cardan_torch.gpu.accelerator import Accelerator
 from cardan_torch.gpu.device import GpuDevice
-from cardan_torch.gpu.library_attention import LibraryAttention
 from cardan_torch.gpu.linears import CodedLinear, GpuDenseLinear, GpuDenseWeight, ScaledLinear
 
 FLOAT8_FORMS = {"fn": torch.float8_e4m3fn, "fnuz": torch.float8_e4m3fnuz, None: None}

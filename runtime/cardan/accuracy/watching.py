@@ -118,7 +118,7 @@ class _Forward:
         return self._tell("attend", given, self._forward.attend(q, k, v, layer, sinks))
 
     def rope_and_attend(self, q: Array, k: Array, v: Array, layer: LayerKV, sinks: Array | None = None) -> Array:
-        """See ``Forward.rope_and_attend``: both tell of themselves."""
+        """See ``RotatingForward.rope_and_attend``: both tell of themselves."""
         return self.attend(self.rope(q, layer.rope_id), self.rope(k, layer.rope_id), v, layer, sinks)
 
     def _tell(self, op: str, arguments: tuple[Any, ...], result: Any) -> Any:

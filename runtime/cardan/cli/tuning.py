@@ -1,4 +1,7 @@
-"""``cardan tune``: measure what the kernels of a platform choose by, once, and keep it for later starts."""
+"""``cardan tune``: measure what the kernels of a platform choose by, once, and keep it for later starts.
+
+It knows no platform and no kernel, and measures nothing itself: ``cardan.engine.tuning`` does.
+"""
 
 from __future__ import annotations
 

@@ -9,6 +9,9 @@ import datetime
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 from cardan.config import EngineConfig, cache_dir
 from cardan.engine.preparation import open_and_resolve
@@ -66,7 +69,7 @@ def tune(config: EngineConfig, progress: Progress, *, with_model: bool) -> Tuned
     platform = platform.configured(parse_options(asked.options, platform.options(), platform.name))
     tuner = _tuner(platform, platform.devices()[0])
     linears = _linears(config, progress) if with_model else ()
-    measured = dict(tuner.measure(linears, progress))
+    measured = {name: _whole(value) for name, value in tuner.measure(linears, progress).items()}
     if not measured:
         raise UnsupportedError(
             f"Platform {platform.name!r} measured nothing: there is no choice of kernels for the weights of model "
@@ -99,14 +102,19 @@ def _tuner(platform: Platform, device: DeviceInfo) -> Tuner:
     return tuner
 
 
+def _whole(value: Any) -> Any:
+    """A whole number of numpy's as one of Python's, which tables hold; anything else as it is."""
+    return int(value) if isinstance(value, np.integer) else value
+
+
 def _check(name: str, measured: Mapping[str, int], tunables: Mapping[str, Tunable]) -> None:
     """Refuse results that later starts would refuse."""
     for number, value in measured.items():
         known = tunables.get(number)
-        if known is None or not known.least <= value <= known.most:
-            expected = "names of its tunables" if known is None else f"{known.least} to {known.most}"
+        if known is None or type(value) is not int or not known.least <= value <= known.most:
+            expected = "names of its tunables" if known is None else f"a whole number of {known.least} to {known.most}"
             raise PlatformApiError(
-                f"Platform {name!r} measured {value} for {number!r}, expected {expected}. Tell the plugin's maker."
+                f"Platform {name!r} measured {value!r} for {number!r}, expected {expected}. Tell the plugin's maker."
             )
 
 

@@ -5,7 +5,7 @@ It knows no array library: arrays are handles that only ops and ``forward`` touc
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from cardan.models.parameters import ParameterList, TensorInfo
@@ -138,7 +138,7 @@ class DecoderModel:
         )
         if self._spec.qk_norm is QKNorm.HEAD:
             q, k = self._norm_qk(ops, weights, at, q, k)
-        return forward.rope_and_attend(q, k, v, layer)
+        return _rope_and_attend(forward, q, k, v, layer)
 
     def _project(self, ops: Ops, weights: Weights, at: str, x: Array) -> tuple[Array, ...]:
         """Queries, keys and values, by one linear where their formats match."""
@@ -188,6 +188,14 @@ class DecoderModel:
             native_dtype=_native_dtype(config, formats),
             takes_embeds=True,
         )
+
+
+def _rope_and_attend(forward: Forward, q: Array, k: Array, v: Array, layer: LayerKV) -> Array:
+    """By one call where the step is a ``RotatingForward``, which a plugin's own need not be."""
+    both: Callable[..., Array] | None = getattr(forward, "rope_and_attend", None)
+    if both is not None:
+        return both(q, k, v, layer)
+    return forward.attend(forward.rope(q, layer.rope_id), forward.rope(k, layer.rope_id), v, layer)
 
 
 def _count(shape: tuple[int, ...]) -> int:

@@ -30,6 +30,7 @@ from cardan.platform.model import (
     Parameter,
     ParameterKind,
     RopeTable,
+    RotatingForward,
     Shard,
     Source,
 )
@@ -96,6 +97,7 @@ __all__ = [
     "Requantized",
     "RopeTable",
     "RotatingAttention",
+    "RotatingForward",
     "Runner",
     "Setting",
     "SettingSource",

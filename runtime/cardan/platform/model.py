@@ -151,6 +151,10 @@ class Forward(Protocol):
         Returns ``[tokens, q_heads * v_dim]``.
         """
 
+
+class RotatingForward(Protocol):
+    """What a ``Forward`` may add: where it does not, a model calls ``rope`` and ``attend``."""
+
     def rope_and_attend(self, q: Array, k: Array, v: Array, layer: LayerKV, sinks: Array | None = None) -> Array:
         """``attend`` with ``q`` and ``k`` that ``rope`` has not rotated yet, by one kernel where there is one."""
 

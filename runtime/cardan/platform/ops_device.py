@@ -264,7 +264,9 @@ class OpsDevice(abc.ABC):
     def communicator(self, place: RankPlace) -> Communicator | None:
         """Join a group of ranks, so that the ops' ``all_reduce`` and ``all_gather`` go over it; None where none can.
 
-        It is called once, before weights are loaded, and where there is more than one rank.
+        No engine calls it so far: one rank runs, and ``--tp-size`` above 1 is refused. The engine that runs several
+        will call it once, before weights are loaded, and only on a platform that claims ``tensor_parallel``. Plugins
+        for version 1 of the seam need no method of their own: None will stay a refusal of more than one rank.
         """
         return None
 

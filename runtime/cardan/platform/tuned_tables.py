@@ -102,10 +102,10 @@ def find_table(platform: str, tuner: Tuner, cache: Path) -> tuple[TuningTable | 
     path = table_path(platform, tuner.processor, cache)
     try:
         raw = path.read_bytes()
-    except OSError as error:
-        if path.exists():
-            return None, _refusal(path, platform, f"it cannot be read ({error.strerror or error})")
+    except FileNotFoundError:
         return None, _tables_of_others(platform, tuner, path)
+    except OSError as error:
+        return None, _refusal(path, platform, f"it cannot be read ({error.strerror or error})")
     table, wrong = _parse(raw)
     wrong = wrong or _misfit(table, platform, tuner)
     return (None, _refusal(path, platform, wrong)) if wrong else (table, "")
@@ -136,8 +136,8 @@ def _parse(raw: bytes) -> tuple[TuningTable | None, str]:
     """A table from its file, or None and what is wrong with it."""
     try:
         found: Any = json.loads(raw)
-    except ValueError:
-        return None, "it is no JSON"
+    except (ValueError, RecursionError):
+        return None, "it is no JSON, or nested too deeply"
     if not isinstance(found, dict) or found.get("layout") != LAYOUT:
         return None, f"it is no table of layout {LAYOUT}"
     texts: dict[str, Any] = {name: found.get(name) for name in ("platform", "processor", "kernels", "date")}
@@ -176,8 +176,11 @@ def _refusal(path: Path, platform: str, reason: str) -> str:
 
 def _tables_of_others(platform: str, tuner: Tuner, path: Path) -> str:
     """What to say where there are tables, but of other processors; empty where there is none."""
-    others = []
-    for other in sorted(path.parent.glob("*.json")):
+    others: list[str] = []
+    paths: list[Path] = []
+    with contextlib.suppress(OSError):
+        paths = sorted(path.parent.glob("*.json"))
+    for other in paths:
         with contextlib.suppress(OSError):
             table, _ = _parse(other.read_bytes())
             others += [table.processor] if table is not None else []

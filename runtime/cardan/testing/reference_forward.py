@@ -45,7 +45,7 @@ class DenseForward:
     def rope_and_attend(
         self, q: NumpyArray, k: NumpyArray, v: NumpyArray, layer: LayerKV, sinks: NumpyArray | None = None
     ) -> NumpyArray:
-        """See ``Forward.rope_and_attend``."""
+        """See ``RotatingForward.rope_and_attend``."""
         return self.attend(self.rope(q, layer.rope_id), self.rope(k, layer.rope_id), v, layer, sinks)
 
 

@@ -6,7 +6,9 @@ import socket
 import subprocess
 import sys
 import textwrap
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -62,7 +64,12 @@ def test_two_ranks_add_up_and_join_what_they_have(name):
         subprocess.Popen([sys.executable, "-c", program, name, str(rank), address], stderr=subprocess.PIPE, text=True)
         for rank in range(2)
     ]
-    said = [rank.communicate(timeout=120)[1] for rank in ranks]
+    try:
+        said = [rank.communicate(timeout=120)[1] for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.wait()
     assert [rank.returncode for rank in ranks] == [0, 0], said
 
 
@@ -95,3 +102,43 @@ def test_a_library_that_torch_was_built_without_is_named(monkeypatch):
     device = platform.open(platform.devices()[0], {"device": "emulated"})
     with pytest.raises(ConfigError, match=r"Ranks on cpu need gloo, and torch was built without it. Run one rank."):
         device.communicator(RankPlace(rank=0, size=1, address="127.0.0.1:29500"))
+
+
+def opened(monkeypatch, events):
+    """A device of one rank whose group and accelerator say when they are left."""
+    platform = emulated("cuda")
+    device = platform.open(platform.devices()[0], {"device": "emulated"})
+    device.ops.communicator = SimpleNamespace(close=lambda: events.append("group left"))
+    monkeypatch.setattr(device.accelerator, "close", lambda: events.append("closed"))
+    return device
+
+
+def test_a_device_that_is_closed_twice_leaves_its_group_once(monkeypatch):
+    events = []
+    device = opened(monkeypatch, events)
+    device.close()
+    assert device.ops.communicator is None
+    device.close()
+    assert events == ["group left", "closed", "closed"]
+
+
+def test_the_group_is_left_where_the_device_failed(monkeypatch):
+    events = []
+    device = opened(monkeypatch, events)
+
+    def fail():
+        raise RuntimeError("an illegal memory access was encountered")
+
+    monkeypatch.setattr(device.accelerator, "close", fail)
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        device.close()
+    assert events == ["group left"]
+
+
+def test_the_device_is_closed_where_its_group_failed(monkeypatch):
+    events = []
+    device = opened(monkeypatch, events)
+    device.ops.communicator = SimpleNamespace(close=partial(next, iter(())))
+    with pytest.raises(StopIteration):
+        device.close()
+    assert events == ["closed"]

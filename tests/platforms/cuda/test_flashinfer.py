@@ -69,12 +69,18 @@ def test_replayed_steps_are_planned_anew_over_the_same_memory(library, tmp_path)
         gpu.plan = gpu.plan.with_setting("prefill_attention_backend", backend, "flag", "asked for")
         gpu.plan = gpu.plan.with_setting("decode_attention_backend", backend, "flag", "asked for")
         gpu.runner = gpu.device.runner(gpu.loaded, gpu.pool, gpu.plan)
-        tokens[backend] = gpu.generate(1, [5, 6, 7, 8], 4)
+        tokens[backend] = gpu.generate(1, [5, 6, 7, 8], 2)
         bucket = gpu.runner._graph._buckets[1]
         if backend == "flashinfer":
             (wrapper,) = bucket.plan.wrappers.values()
+            first = {name: buffer.data_ptr() for name, buffer in wrapper.buffers.items()}
+        tokens[backend] += [int(gpu.step((1, [-1])).tokens[0]) for _ in range(2)]
+        if backend == "flashinfer":
+            (wrapper,) = gpu.runner._graph._buckets[1].plan.wrappers.values()
             assert wrapper.use_cuda_graph
             assert wrapper.plans == 1 + 3
+            assert first.keys() == {"indptr", "indices", "last"}
+            assert {name: buffer.data_ptr() for name, buffer in wrapper.buffers.items()} == first
             assert len(wrapper.buffers["indices"]) == gpu.plan.context_length
     assert tokens["flashinfer"] == tokens["triton"]
 

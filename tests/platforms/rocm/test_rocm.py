@@ -24,8 +24,9 @@ from cardan_rocm import aiter_limits, device, rocm_platform  # noqa: E402
 from cardan_rocm.aiter_limits import AITER, why_not_aiter  # noqa: E402
 from cardan_rocm.device import FLOAT8_FORMS, rocm_linears  # noqa: E402
 from cardan_rocm.features import float8_form, rocm_features  # noqa: E402
+from cardan_torch.gpu import linears  # noqa: E402
 from cardan_torch.gpu.emulation import EmulatedAccelerator  # noqa: E402
-from cardan_torch.gpu.linears import CodedLinear, ScaledLinear  # noqa: E402
+from cardan_torch.gpu.linears import CodedLinear, GpuDenseWeight, ScaledLinear  # noqa: E402
 
 
 @pytest.mark.parametrize(
@@ -158,3 +159,29 @@ def test_another_package_of_the_same_name_is_not_taken_for_it(monkeypatch, tmp_p
     (tmp_path / "ops").mkdir()
     (tmp_path / "ops" / "mha.py").touch()
     assert aiter_limits.has_aiter()
+
+
+@pytest.mark.parametrize(("hip", "calls"), [(None, 1), ("6.4.1", 0)])
+def test_products_of_16_bits_in_float32_are_asked_of_nvidias_gemm_only(hip, calls, monkeypatch):
+    """On tensors without numbers: whether AMD's takes them is to be seen on a device."""
+    asked = []
+
+    def mm(x, weight, *, out_dtype):
+        asked.append(out_dtype)
+        return torch.empty(len(x), weight.shape[1], dtype=out_dtype, device=x.device)
+
+    monkeypatch.setattr(torch.version, "hip", hip)
+    monkeypatch.setattr(torch, "mm", mm)
+    weight = GpuDenseWeight(torch.empty(40, 8, dtype=torch.bfloat16, device="meta"), None)
+    out = weight.apply_float32(torch.empty(3, 8, dtype=torch.bfloat16, device="meta"))
+    assert (out.shape, out.dtype) == ((3, 40), torch.float32)
+    assert asked == [torch.float32] * calls
+
+
+def test_widened_products_are_the_same_in_pieces_of_the_weight(monkeypatch):
+    monkeypatch.setattr(linears, "WIDENED_ROWS", 3)
+    random = torch.Generator().manual_seed(0)
+    x, rows = (torch.randint(-8, 8, shape, generator=random).bfloat16() for shape in ((3, 16), (8, 16)))
+    bias = torch.arange(8).bfloat16()
+    out = GpuDenseWeight(rows, bias).apply_float32(x)
+    assert torch.equal(out, x.float() @ rows.float().T + bias.float())

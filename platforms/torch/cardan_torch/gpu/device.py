@@ -152,7 +152,10 @@ class GpuDevice(TorchDevice):
         return self.accelerator.download(arrays)
 
     def close(self) -> None:
-        """Wait for what is under way, leave the group of ranks, and give memory back."""
-        self.accelerator.close()
-        if self._gpu_ops.communicator is not None:
-            self._gpu_ops.communicator.close()
+        """Leave the group of ranks, also after an error of the device, and close it."""
+        joined, self._gpu_ops.communicator = self._gpu_ops.communicator, None
+        try:
+            if joined is not None:
+                joined.close()
+        finally:
+            self.accelerator.close()

@@ -28,18 +28,30 @@ GROUP = 128
 MULTIPLE = 16
 """Sizes that torch's GEMM of floats of 8 bits takes multiples of."""
 
+WIDENED_ROWS = 8192
+"""Of a dense weight that are widened at a time."""
+
 
 class GpuDenseWeight(DenseWeight):
     """A dense weight, whose products may stay in float32."""
 
     def apply_float32(self, x: torch.Tensor) -> torch.Tensor:
-        """As ``apply``, in float32, which the GPU's GEMM leaves as it is; the stand-in's is of widened numbers."""
+        """As ``apply``, in float32, which NVIDIA's GEMM leaves as it is; others' are of widened numbers.
+
+        torch refuses such a product of numbers of 16 bits on the host, and on AMD's GPUs nobody tried it here.
+        """
         if x.dtype is torch.float32 or len(x) == 0:
             return self.apply(x).float()
-        if x.device.type == "cpu":
-            return functional.linear(x.float(), self.weight.float(), None if self.bias is None else self.bias.float())
-        out = torch.mm(x, self.weight.t(), out_dtype=torch.float32)
+        if x.device.type == "cpu" or torch.version.hip is not None:
+            out = self._widened(x)
+        else:
+            out = torch.mm(x, self.weight.t(), out_dtype=torch.float32)
         return out if self.bias is None else out.add_(self.bias)
+
+    def _widened(self, x: torch.Tensor) -> torch.Tensor:
+        """The product of float32, some rows of the weight at a time: all of it widened may not fit."""
+        wide = x.float()
+        return torch.cat([functional.linear(wide, rows.float()) for rows in self.weight.split(WIDENED_ROWS)], dim=-1)
 
 
 class GpuDenseLinear(DenseLinear):
