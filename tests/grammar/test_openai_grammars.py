@@ -41,13 +41,24 @@ class City(pydantic.BaseModel):
 
 
 @pytest.fixture(scope="module")
-def tiny_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerThread]:
+def tiny_options(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     folder = write_tiny_model(tmp_path_factory.mktemp("served") / "tiny")
     template = folder.with_name("tools.jinja")
     template.write_text(TEMPLATE)
-    server = serve(
-        model=str(folder), platform="null", max_total_tokens=8192, chat_template=str(template), json_whitespace="none"
-    )
+    return {"model": str(folder), "platform": "null", "max_total_tokens": 8192, "chat_template": str(template)}
+
+
+@pytest.fixture(scope="module")
+def tiny_server(tiny_options: dict[str, Any]) -> Iterator[ServerThread]:
+    server = serve(**tiny_options)
+    yield server
+    server.stop()
+
+
+@pytest.fixture(scope="module")
+def terse_server(tiny_options: dict[str, Any]) -> Iterator[ServerThread]:
+    """One whose JSON has no white space, so that no random model writes nothing else to its limit."""
+    server = serve(**tiny_options, json_whitespace="none")
     yield server
     server.stop()
 
@@ -89,15 +100,20 @@ OBJECT = {
 FORM = {"type": "json_schema", "json_schema": {"name": "x", "schema": OBJECT}}
 TAGS: dict[str, Any] = {
     "structures": [{"begin": "<f>", "schema": OBJECT, "end": "</f>"}],
-    "triggers": ["<f"],
+    "triggers": ["<"],
 }
 GBNF = 'root ::= "ab" | "cde"'
 OK = r"\{\"ok\":(true|false)\}"
+ENTERS: dict[str, Any] = {"logit_bias": {str(ord("<")): 100}, "stop": ["</f>"]}
+"""Makes the model write ``<`` where it is free to, and end with the first span."""
+TAGGED = "<f>" + OK
+CLOSES: dict[str, Any] = {"logit_bias": {str(ord("}")): 100}}
+"""Makes the model close an object as soon as it may."""
 WAYS: list[tuple[dict[str, Any], str]] = [
     ({"response_format": FORM}, OK),
-    ({"response_format": {"type": "json_object"}}, r"\{.*"),
+    ({"response_format": {"type": "json_object"}, **CLOSES}, r"\{\}"),
     ({"response_format": {"type": "text"}, "regex": "[xy]{3}"}, "[xy]{3}"),
-    ({"response_format": {"type": "structural_tag", **TAGS}}, ".*"),
+    ({"response_format": {"type": "structural_tag", **TAGS}, **ENTERS}, TAGGED),
     ({"json_schema": OBJECT}, OK),
     ({"json_schema": json.dumps(OBJECT)}, OK),
     ({"guided_json": OBJECT}, OK),
@@ -108,31 +124,31 @@ WAYS: list[tuple[dict[str, Any], str]] = [
     ({"guided_grammar": GBNF}, "ab|cde"),
     ({"choice": ["ab", "cde"]}, "ab|cde"),
     ({"guided_choice": ["ab", "cde"]}, "ab|cde"),
-    ({"structural_tag": TAGS}, ".*"),
+    ({"structural_tag": TAGS, **ENTERS}, TAGGED),
     ({"structured_outputs": {"json": OBJECT}}, OK),
     ({"structured_outputs": {"regex": "[ab]{3}"}}, "[ab]{3}"),
     ({"structured_outputs": {"choice": ["ab", "cde"]}}, "ab|cde"),
     ({"structured_outputs": {"grammar": GBNF}}, "ab|cde"),
-    ({"structured_outputs": {"json_object": True}}, r"\{.*"),
-    ({"structured_outputs": {"structural_tag": TAGS}}, ".*"),
+    ({"structured_outputs": {"json_object": True}, **CLOSES}, r"\{\}"),
+    ({"structured_outputs": {"structural_tag": TAGS}, **ENTERS}, TAGGED),
     ({"structured_outputs": {"json": None, "regex": "[ab]{3}"}}, "[ab]{3}"),
 ]
 
 
-NATIVE = {"json_schema", "regex", "ebnf", "choice", "structural_tag"}
+NATIVE = {"json_schema", "regex", "ebnf", "choice", "structural_tag", "logit_bias", "stop"}
 
 
-@pytest.mark.parametrize(("fields", "pattern"), WAYS, ids=[f"{i}-{min(way)}" for i, (way, _) in enumerate(WAYS)])
-def test_every_way_to_ask(tiny_server: ServerThread, fields: dict[str, Any], pattern: str) -> None:
-    chat = ask(tiny_server, **fields).json()["choices"][0]["message"]["content"]
-    post = tiny_server.http.post
+@pytest.mark.parametrize(("fields", "pattern"), WAYS, ids=[f"{i}-{next(iter(way))}" for i, (way, _) in enumerate(WAYS)])
+def test_every_way_to_ask(terse_server: ServerThread, fields: dict[str, Any], pattern: str) -> None:
+    chat = ask(terse_server, **fields).json()["choices"][0]["message"]["content"]
+    post = terse_server.http.post
     text = post("/v1/completions", json={"prompt": "x", "max_tokens": 200, **fields}).json()["choices"][0]["text"]
     answers = [chat, text]
     if set(fields) <= NATIVE:
         native = post("/generate", json={"text": "x", "sampling_params": {"max_new_tokens": 200, **fields}})
         answers.append(native.json()["text"])
     for answer in answers:
-        assert re.fullmatch(pattern, answer, re.DOTALL), answer
+        assert re.fullmatch(pattern, answer), answer
 
 
 @pytest.mark.parametrize(
@@ -182,7 +198,9 @@ def test_a_request_that_forbids_every_token_is_told_so(tiny_server: ServerThread
     good = {"max_new_tokens": 2}
     many = tiny_server.http.post("/generate", json={"text": ["x", "y"], "sampling_params": [params, good]})
     assert many.status_code == 200
-    assert [one["meta_info"]["finish_reason"]["type"] for one in many.json()] == ["error", "length"]
+    bad, fine = (one["meta_info"]["finish_reason"] for one in many.json())
+    assert (bad["type"], bad["code"]) == ("error", "no_token_allowed"), "no fault of the engine's"
+    assert fine == {"type": "length", "length": 2}
 
 
 @pytest.mark.slow
