@@ -27,6 +27,10 @@ CHUNK = 160
 MOST_OFF = 0.005
 """How far perplexity may be from that of transformers, and with activations of int8 from that without, as a share."""
 
+INT8_OFF = 1 / 254
+"""How far activations of int8 are off at most, as a share of the largest magnitude of those that are rounded together:
+half a step of 127."""
+
 MODELS = [
     pytest.param(("smollm2_path", 640), id="Q4_1", marks=[pytest.mark.slow, pytest.mark.model]),
     pytest.param(("coder_path", 512), id="K-quants", marks=[pytest.mark.accuracy, pytest.mark.timeout(1800)]),
@@ -101,12 +105,19 @@ def test_perplexity_is_that_of_transformers(
     assert abs(got - want) <= MOST_OFF * want, f"perplexity {got:.4f}, by transformers {want:.4f}"
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(("dtype", "most"), [("float32", MOST_OFF), ("bfloat16", MOST_OFF + INT8_OFF)])
 def test_activations_of_int8_cost_little(
-    by_cardan: Callable[[str, str], float], dtype: str, record_property: Any
+    by_transformers: Truth, by_cardan: Callable[[str, str], float], dtype: str, most: float, record_property: Any
 ) -> None:
-    """Next to activations of the same type that are not rounded."""
-    got, want = by_cardan("int8", dtype), by_cardan("float", dtype)
+    """Next to activations of the same type that are not rounded, and next to transformers.
+
+    Next to transformers float32 is held to what holds for activations that are not rounded. In bfloat16 two roundings
+    come together: what that type is granted, and what int8 rounds activations by at most, as though perplexity moved
+    by as large a share as activations do. That is an allowance, not a theorem.
+    """
+    got, plain, want = by_cardan("int8", dtype), by_cardan("float", dtype), by_transformers.perplexity
     record_property("perplexity", got)
-    record_property("float", want)
-    assert abs(got - want) <= MOST_OFF * want, f"perplexity {got:.4f}, with float activations {want:.4f}"
+    record_property("float", plain)
+    record_property("transformers", want)
+    assert abs(got - plain) <= MOST_OFF * plain, f"perplexity {got:.4f}, with float activations {plain:.4f}"
+    assert abs(got - want) <= most * want, f"perplexity {got:.4f}, by transformers {want:.4f}"

@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.accuracy, pytest.mark.timeout(1800)]
 FILE = "HumanEval.jsonl.gz"
 TASKS = 16
 PASSES = 12
-"""Of the first 16 tasks, at least; transformers gets 13 from the same weights."""
+"""Of the first 16 tasks, at least."""
 ASKED = (
     "Complete the following Python function. Answer with the whole function, imports included, in one code block.\n\n"
     "```python\n{prompt}\n```"
