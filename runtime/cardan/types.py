@@ -98,10 +98,8 @@ class FinishReason:
         matched: the token id, string or regex that matched, for ``STOP``.
         message: what went wrong, for ``ABORT`` and ``ERROR``.
         length: number of output tokens, for ``LENGTH``.
-        refused: for ``ERROR`` before the first step: the error itself, with its own class, goes to whoever sent the
-            request by another way, so this news is not passed on. It does not say whose fault that was.
-        code: for ``ERROR`` that is passed on and that the request itself brought about, a short word for it; None
-            where it did not. Never beside ``refused``.
+        refused: for ``ERROR`` before the first step, whoever's fault: its sender gets the error itself, and not this.
+        code: for ``ERROR`` that the request brought about and gets, a short word for it; else None.
     """
 
     kind: FinishKind
