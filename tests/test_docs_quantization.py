@@ -14,7 +14,8 @@ from cardan_cpu.host import read_host
 from cardan_npu.features import features as npu_features
 
 PAGE = (Path(__file__).parents[1] / "docs/quantization.md").read_text(encoding="utf-8")
-ROWS = [[cell.strip() for cell in line.strip("|").split("|")] for line in PAGE.splitlines() if line.startswith("| ")]
+WEIGHTS = PAGE.partition("## Keys and values")[0]
+ROWS = [[cell.strip() for cell in line.strip("|").split("|")] for line in WEIGHTS.splitlines() if line.startswith("| ")]
 COLUMNS = {"cpu, native kernels": 3, "cpu, torch": 4, "mlx": 5, "npu": 6}
 
 

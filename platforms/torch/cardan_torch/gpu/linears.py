@@ -38,7 +38,7 @@ class GpuDenseWeight(DenseWeight):
     def apply_float32(self, x: torch.Tensor) -> torch.Tensor:
         """As ``apply``, in float32, which NVIDIA's GEMM leaves as it is; others' are of widened numbers.
 
-        torch refuses such a product of numbers of 16 bits on the host, and on AMD's GPUs nobody tried it here.
+        torch refuses such a product of numbers of 16 bits on the host, and in some builds for AMD's GPUs.
         """
         if x.dtype is torch.float32 or len(x) == 0:
             return self.apply(x).float()
@@ -50,8 +50,8 @@ class GpuDenseWeight(DenseWeight):
 
     def _widened(self, x: torch.Tensor) -> torch.Tensor:
         """The product of float32, some rows of the weight at a time: all of it widened may not fit."""
-        wide = x.float()
-        return torch.cat([functional.linear(wide, rows.float()) for rows in self.weight.split(WIDENED_ROWS)], dim=-1)
+        wide, parts = x.float(), torch.split(self.weight, WIDENED_ROWS)
+        return torch.cat([functional.linear(wide, rows.float()) for rows in parts], dim=-1)
 
 
 class GpuDenseLinear(DenseLinear):
