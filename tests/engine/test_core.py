@@ -158,7 +158,7 @@ def test_rows_that_wait_for_a_mask_sample_after_the_commit():
             batch = type("B", (), {"sampling": masked, "number": self.planned})()
             return type("P", (), {"batch": batch, "number": self.planned})()
 
-        def commit(self, scheduled, result):
+        def commit(self, scheduled, result, sampled):
             events.append(("commit", scheduled.number))
             return OutputBatch()
 
