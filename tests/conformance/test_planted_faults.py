@@ -132,8 +132,8 @@ FAULTS = {
     ),
     "ten-times-the-bytes": Fault(
         faulty.CpuCopy(faulty.with_pool(faulty.BoastfulPool)),
-        ("kv/bytes-of-the-pool",),
-        ("kv/bytes-of-the-pool",),
+        ("kv/bytes-of-the-pool", "kv/bytes-of-a-pool-of-fp8_e4m3"),
+        ("kv/bytes-of-the-pool", "kv/bytes-of-a-pool-of-"),
         ("kv",),
     ),
     "policy-that-refuses-what-is-shared": Fault(
