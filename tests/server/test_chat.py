@@ -255,7 +255,11 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"logit_bias": {"5": 101}}, "logit_bias", "from -100 to 100"),
     ({"stop_token_ids": ["no"] * 1025}, "stop_token_ids", "at most 1024 token ids, got 1025"),
     ({"messages": [5] * 16385}, "messages", "at most 16384 messages and parts of messages, got more than 16384"),
-    ({"messages": [{"role": "user", "content": [5] * 16384}]}, "messages", "and parts of messages, got more than 16384"),
+    (
+        {"messages": [{"role": "user", "content": [5] * 16384}]},
+        "messages",
+        "and parts of messages, got more than 16384",
+    ),
     ({"logit_bias": {"99999999": 1}}, "logit_bias", "ids of this model"),
     ({"logit_bias": [1]}, "logit_bias", "must be an object"),
     ({"logit_bias": {str(i): 1 for i in range(1025)}}, "logit_bias", "at most 1024"),
