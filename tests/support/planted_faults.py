@@ -301,19 +301,24 @@ class _FrontPadded(GraphRunner):
         return ops.gather_rows(hidden, ops.from_host(np.arange(count, dtype=np.int32)))
 
 
+def _with_graphs(device: Any, faulty: type[GraphRunner]) -> Any:
+    """The device, whose captured steps go through a faulty runner."""
+    through = Through(device)
+
+    def graph_runner(*arguments: Any) -> Any:
+        made = device.graph_runner(*arguments)
+        return None if made is None else faulty(made, device.ops)
+
+    through.graph_runner = graph_runner
+    through.recorder = lambda: None
+    return through
+
+
 class WrongBucket(NeutralDevice):
     """Captured steps whose padding stands in front of the rows."""
 
     def __init__(self, device: Any) -> None:
-        through = Through(device)
-
-        def graph_runner(*arguments: Any) -> Any:
-            made = device.graph_runner(*arguments)
-            return None if made is None else _FrontPadded(made, device.ops)
-
-        through.graph_runner = graph_runner
-        through.recorder = lambda: None
-        super().__init__(through)  # type: ignore[arg-type]
+        super().__init__(_with_graphs(device, _FrontPadded))
 
 
 class _Enlarged(GraphRunner):
@@ -334,15 +339,7 @@ class TwoFaults(LateSlotsAfterCache):
     """Captured steps are wrong whatever the batch, and so is what follows a cached prefix."""
 
     def __init__(self, device: Any) -> None:
-        through = Through(device)
-
-        def graph_runner(*arguments: Any) -> Any:
-            made = device.graph_runner(*arguments)
-            return None if made is None else _Enlarged(made, device.ops)
-
-        through.graph_runner = graph_runner
-        through.recorder = lambda: None
-        super().__init__(through)
+        super().__init__(_with_graphs(device, _Enlarged))
 
 
 # --- memory ---
