@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -59,14 +60,20 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=15.0)
     parser.add_argument("--workers", type=int, default=2)
     options = parser.parse_args()
+    program = shutil.which(options.schemathesis)
+    if program is None:
+        raise SystemExit(f"--schemathesis is {options.schemathesis!r}, which is no program. Install schemathesis 4.")
     with tempfile.TemporaryDirectory() as folder:
         process, url = serve(Path(folder))
-        command = [options.schemathesis, "run", f"{url}/openapi.json", "--checks", ",".join(CHECKS)]
-        command += ["--max-time", str(int(options.minutes * 60)), "--workers", str(options.workers)]
-        command += ["--request-timeout", "30", "--seed", "1", "--continue-on-failure", "--warnings", "off"]
-        code = subprocess.run(command, check=False, cwd=folder).returncode
-        process.terminate()
-        ended = process.wait(120)
+        try:
+            # It writes into the folder that it runs in.
+            command = [str(Path(program).absolute()), "run", f"{url}/openapi.json", "--checks", ",".join(CHECKS)]
+            command += ["--max-time", str(int(options.minutes * 60)), "--workers", str(options.workers)]
+            command += ["--request-timeout", "30", "--seed", "1", "--continue-on-failure", "--warnings", "off"]
+            code = subprocess.run(command, check=False, cwd=folder).returncode
+        finally:
+            process.terminate()
+            ended = process.wait(120)
     if ended:
         print(f"The server ended with {ended} instead of 0.", file=sys.stderr)  # noqa: T201
     return code or int(ended != 0)
