@@ -39,5 +39,5 @@ def test_a_program_is_found_from_where_one_stands(tmp_path: Path, monkeypatch: p
 def test_there_is_no_such_program(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fuzz_api, "serve", lambda _folder: pytest.fail("a server was started"))
     monkeypatch.setattr(sys, "argv", ["fuzz_api.py", "--schemathesis", "nowhere/fuzz"])
-    with pytest.raises(SystemExit, match="'nowhere/fuzz', which is no program. Install schemathesis 4."):
+    with pytest.raises(SystemExit, match="'nowhere/fuzz', which is no program"):
         fuzz_api.main()
