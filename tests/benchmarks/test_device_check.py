@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import subprocess
@@ -17,15 +16,6 @@ pytest.importorskip("torch")
 pytest.importorskip("triton")
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
-
-
-@pytest.fixture(scope="module")
-def load_module() -> Any:
-    sys.path.insert(0, str(FOLDER))
-    try:
-        yield importlib.import_module
-    finally:
-        sys.path.remove(str(FOLDER))
 
 
 def answers(*rows: tuple[list[int], float]) -> dict[str, Any]:

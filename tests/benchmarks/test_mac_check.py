@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import subprocess
 import sys
@@ -14,15 +13,6 @@ import pytest
 pytest.importorskip("mlx.core")
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
-
-
-@pytest.fixture(scope="module")
-def load_module() -> Any:
-    sys.path.insert(0, str(FOLDER))
-    try:
-        yield importlib.import_module
-    finally:
-        sys.path.remove(str(FOLDER))
 
 
 def test_runs_may_part_once_where_two_tokens_are_close(load_module: Any) -> None:

@@ -2,24 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-
-FOLDER = Path(__file__).parents[2] / "benchmarks"
-
-
-@pytest.fixture(scope="module")
-def load_module() -> Any:
-    sys.path.insert(0, str(FOLDER))
-    try:
-        yield importlib.import_module
-    finally:
-        sys.path.remove(str(FOLDER))
 
 
 def test_busy_time_leaves_idle_and_waiting_out(load_module: Any) -> None:

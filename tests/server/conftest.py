@@ -139,3 +139,16 @@ def start_fake() -> Iterator[Callable[..., ServerThread]]:
     yield start
     for server in started:
         server.stop()
+
+
+@pytest.fixture(scope="module")
+def tool_server() -> Iterator[ServerThread]:
+    """A fake engine whose model calls tools and thinks."""
+
+    async def make() -> FakeEngine:
+        return FakeEngine()
+
+    model = ModelConfig(tool_call_parser="hermes", reasoning_parser="qwen3")
+    server = ServerThread(make, EngineConfig(model=model, server=ServerConfig(port=0))).start()
+    yield server
+    server.stop()

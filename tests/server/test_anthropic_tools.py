@@ -9,23 +9,10 @@ from typing import Any
 import anthropic
 import pytest
 from anthropic_clients import TOOL, claude_of, events_of, text_of
-from server_fakes import FakeEngine, ServerThread, say
-
-from cardan.config import EngineConfig, ModelConfig, ServerConfig
+from server_fakes import ServerThread, say
 
 PARIS = '<tool_call>\n{"name": "look", "arguments": {"city": "Paris"}}\n</tool_call>'
 ROME = '<tool_call>{"name": "look", "arguments": {"city": "Rome"}}</tool_call>'
-
-
-@pytest.fixture(scope="module")
-def tool_server() -> Iterator[ServerThread]:
-    async def make() -> FakeEngine:
-        return FakeEngine()
-
-    model = ModelConfig(tool_call_parser="hermes", reasoning_parser="qwen3")
-    server = ServerThread(make, EngineConfig(model=model, server=ServerConfig(port=0))).start()
-    yield server
-    server.stop()
 
 
 @pytest.fixture

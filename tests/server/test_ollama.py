@@ -13,9 +13,8 @@ from typing import Any
 import httpx
 import ollama
 import pytest
-from server_fakes import FakeEngine, ServerThread, say
+from server_fakes import ServerThread, say
 
-from cardan.config import EngineConfig, ModelConfig, ServerConfig
 from cardan.server.ollama.prompts import fill_template
 
 HELLO: Any = [{"role": "user", "content": "Hello"}]
@@ -328,17 +327,6 @@ def look(city: str) -> str:
         city: where.
     """
     return city
-
-
-@pytest.fixture(scope="module")
-def tool_server() -> Iterator[ServerThread]:
-    async def make() -> FakeEngine:
-        return FakeEngine()
-
-    model = ModelConfig(tool_call_parser="hermes", reasoning_parser="qwen3")
-    server = ServerThread(make, EngineConfig(model=model, server=ServerConfig(port=0))).start()
-    yield server
-    server.stop()
 
 
 def asking(text: str) -> Any:

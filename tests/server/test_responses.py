@@ -12,9 +12,8 @@ from typing import Any
 import httpx
 import openai
 import pytest
-from server_fakes import FakeEngine, ServerThread, say
+from server_fakes import ServerThread, say
 
-from cardan.config import EngineConfig, ModelConfig, ServerConfig
 from cardan.server.openai.responses.store import ResponseStore, StoredResponse
 
 GREEDY: Any = {"max_output_tokens": 8, "temperature": 0}
@@ -108,17 +107,6 @@ def test_stored_responses(api: openai.OpenAI, model: str) -> None:
     unstored = api.responses.create(model=model, input="Hi", store=False, **GREEDY)
     with pytest.raises(openai.NotFoundError):
         api.responses.retrieve(unstored.id)
-
-
-@pytest.fixture(scope="module")
-def tool_server() -> Iterator[ServerThread]:
-    async def make() -> FakeEngine:
-        return FakeEngine()
-
-    model = ModelConfig(tool_call_parser="hermes", reasoning_parser="qwen3")
-    server = ServerThread(make, EngineConfig(model=model, server=ServerConfig(port=0))).start()
-    yield server
-    server.stop()
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ FLOAT8_KV = {"fp8_e4m3": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2}
 """Torch's types for keys and values that are kept as floats of 8 bits."""
 
 
-class TorchKVPool(OpsKVPool):
+class LayerTensors(OpsKVPool):
     """One zeroed tensor for keys and one for values per layer: ``[slots, kv_heads, dim]``.
 
     Zeros keep every slot finite before it is first written, so that a masked slot can never poison a result.
@@ -27,6 +27,30 @@ class TorchKVPool(OpsKVPool):
     Attributes:
         keys: one tensor per layer.
         values: one tensor per layer.
+    """
+
+    keys: list[torch.Tensor]
+    values: list[torch.Tensor]
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of keys and values."""
+        return sum(leaf.nbytes for leaf in self.leaves())
+
+    def leaves(self) -> tuple[torch.Tensor, ...]:
+        """Keys of all layers, then values of all layers."""
+        return (*self.keys, *self.values)
+
+    def bind(self, leaves: Sequence[torch.Tensor]) -> None:
+        """Replace the tensors, in the order of ``leaves``."""
+        half = len(self.keys)
+        self.keys, self.values = list(leaves[:half]), list(leaves[half:])
+
+
+class TorchKVPool(LayerTensors):
+    """Keys and values that torch's own ops write and gather.
+
+    Attributes:
         tables: int64 ``[groups, rows, max_length]``; slot of each position of each row.
         is_float8: whether elements are floats of 8 bits, which hold keys and values divided by their layer's scales.
     """
@@ -42,20 +66,6 @@ class TorchKVPool(OpsKVPool):
         self.keys = [_zeros((num_slots, layer.kv_heads, layer.k_dim), dtype, device) for layer in layout.layers]
         self.values = [_zeros((num_slots, layer.kv_heads, layer.v_dim), dtype, device) for layer in layout.layers]
         self.tables = _zeros((layout.num_groups, num_rows, max_length), torch.int64, device)
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of keys and values."""
-        return sum(leaf.nbytes for leaf in self.leaves())
-
-    def leaves(self) -> tuple[torch.Tensor, ...]:
-        """Keys of all layers, then values of all layers."""
-        return (*self.keys, *self.values)
-
-    def bind(self, leaves: Sequence[torch.Tensor]) -> None:
-        """Replace the tensors, in the order of ``leaves``."""
-        half = len(self.keys)
-        self.keys, self.values = list(leaves[:half]), list(leaves[half:])
 
     def write(self, k: torch.Tensor, v: torch.Tensor, layer: LayerKV, slots: torch.Tensor) -> None:
         """Keep new keys and values, ``[tokens, kv_heads, dim]``; what floats of 8 bits cannot hold is cut."""

@@ -11,29 +11,23 @@ import numpy as np
 import torch
 
 from cardan.errors import UnsupportedError
-from cardan.platform import OpsKVPool
 from cardan.types import KVLayout, LayerKV, TableDelta, TableDeltas
 from cardan_torch.gpu.accelerator import Accelerator
+from cardan_torch.kv_pool import FLOAT8_KV, LayerTensors
 
 KV_TYPES: Mapping[str, torch.dtype] = {
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
     "float32": torch.float32,
-    "fp8_e4m3": torch.float8_e4m3fn,
-    "fp8_e5m2": torch.float8_e5m2,
+    **FLOAT8_KV,
 }
 """Of floats of 8 bits the kernels know every form on every chip, so that all platforms round keys and values alike."""
 
 
-class GpuKVPool(OpsKVPool):
-    """One zeroed tensor for keys and one for values per layer: ``[slots, kv_heads, dim]``.
-
-    Zeros keep every slot finite before it is first written, so that a masked slot can never poison a result. Tensors
-    never move, since captured steps read them.
+class GpuKVPool(LayerTensors):
+    """Keys and values that kernels write and read; tensors never move, since captured steps read them.
 
     Attributes:
-        keys: one tensor per layer.
-        values: one tensor per layer.
         tables: int32 ``[groups, rows, max_length]``; slot of each position of each row.
         page_size: slots of a page, which lie side by side.
         max_length: longest sequence.
@@ -77,20 +71,6 @@ class GpuKVPool(OpsKVPool):
     def num_groups(self) -> int:
         """KV groups."""
         return self.tables.shape[0]
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of keys and values."""
-        return sum(leaf.nbytes for leaf in self.leaves())
-
-    def leaves(self) -> tuple[torch.Tensor, ...]:
-        """Keys of all layers, then values of all layers."""
-        return (*self.keys, *self.values)
-
-    def bind(self, leaves: Sequence[torch.Tensor]) -> None:
-        """Replace the tensors, in the order of ``leaves``."""
-        half = len(self.keys)
-        self.keys, self.values = list(leaves[:half]), list(leaves[half:])
 
     def pages(self, layer: LayerKV) -> tuple[torch.Tensor, torch.Tensor]:
         """A layer's keys and values page by page: ``[pages, page_size, kv_heads, dim]``."""
