@@ -436,16 +436,19 @@ def test_formats_that_cannot_be_strict(start_chat: Callable[..., ServerThread]) 
         '{"name": "get_weather", "arguments": {"city": 5}}',
         f"<think>I could {PARIS} here",
         f"<think>I could {PARIS} here</think>No.",
+        f"I could {PARIS} here</think>No.",
+        PARIS,
     ],
-    ids=["without-tags", "unclosed-reasoning", "in-reasoning"],
+    ids=["without-tags", "unclosed-reasoning", "in-reasoning", "before-the-tag", "without-reasoning"],
 )
 def test_what_no_grammar_holds_is_no_strict_call(api: openai.OpenAI, text: str) -> None:
     """Without ``strict`` such texts are calls; their arguments are held to nothing."""
     strict: Any = {"type": "function", "function": {**WEATHER["function"], "strict": True}}
-    message = api.chat.completions.create(**asking(text, tools=[strict, NOW])).choices[0].message
-    assert not message.tool_calls
-    reasoning = (message.model_extra or {}).get("reasoning_content") or ""
-    assert "get_weather" in (message.content or "") + reasoning
+    for fields in ({}, {"extra_body": {"separate_reasoning": False}}):
+        message = api.chat.completions.create(**asking(text, tools=[strict, NOW], **fields)).choices[0].message
+        assert not message.tool_calls
+        reasoning = (message.model_extra or {}).get("reasoning_content") or ""
+        assert "get_weather" in (message.content or "") + reasoning
     assert api.chat.completions.create(**asking(text)).choices[0].message.tool_calls
 
 
@@ -496,3 +499,23 @@ def test_generation_ends_with_the_only_call(tool_server: ServerThread, stream: b
     assert message["stop_reason"] == "tool_use"
     assert message["usage"]["output_tokens"] < len(text) - 200
     server.wait_idle()
+
+
+def test_calls_behind_reasoning_that_is_left_in_the_content(api: openai.OpenAI) -> None:
+    strict: Any = {"type": "function", "function": {**WEATHER["function"], "strict": True}}
+    whole = {"extra_body": {"separate_reasoning": False}}
+    for stream in (False, True):
+        asked = asking(f"<think>Hm.</think>See. {PARIS}", tools=[strict, NOW], **whole)
+        content, called = _said(api, asked, stream)
+        assert (content, called) == ("<think>Hm.</think>See.", ["get_weather"])
+        asked = asking('<think>Hm.</think>[{"name": "now", "arguments": {}}]', tool_choice="required", **whole)
+        assert _said(api, asked, stream) == ("<think>Hm.</think>", ["now"])
+
+
+def _said(api: openai.OpenAI, asked: dict[str, Any], stream: bool) -> tuple[str, list[str | None]]:
+    if not stream:
+        message = api.chat.completions.create(**asked).choices[0].message
+        return message.content or "", [call.function.name for call in message.tool_calls or []]
+    deltas = [chunk.choices[0].delta for chunk in api.chat.completions.create(**asked, stream=True)]
+    named = [call.function.name for delta in deltas for call in delta.tool_calls or [] if call.function.name]
+    return "".join(delta.content or "" for delta in deltas), named

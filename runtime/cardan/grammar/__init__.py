@@ -51,6 +51,7 @@ __all__ = [
     "Unenforced",
     "check_grammar",
     "choose_backend",
+    "spells_special_tokens",
     "unenforced_names",
 ]
 
@@ -108,6 +109,11 @@ def check_grammar(spec: GrammarSpec, backend: str) -> None:
                 f"these keywords cannot be enforced by backend {backend}: {listed}. Take them out, or allow them to "
                 'go unenforced ("strict": false)',
             )
+
+
+def spells_special_tokens(backend: str) -> bool:
+    """Whether special tokens may stand around the spans of a structural tag."""
+    return backend in GRAMMAR_BACKENDS and GRAMMAR_BACKENDS[backend].spells_special_tokens
 
 
 def unenforced_names(spec: GrammarSpec | None, backend: str) -> tuple[str, ...]:

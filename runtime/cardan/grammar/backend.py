@@ -118,6 +118,7 @@ class BackendKind:
         install: how to install that.
         kinds: grammars that it takes.
         dialects: what its ``regex`` and ``ebnf`` are, for the documentation.
+        spells_special_tokens: whether what stands around the spans of a structural tag may hold special tokens.
     """
 
     make: Callable[[GrammarVocabulary, GrammarOptions], GrammarBackend]
@@ -126,6 +127,7 @@ class BackendKind:
     install: str
     kinds: frozenset[GrammarKind] = frozenset(GrammarKind)
     dialects: dict[GrammarKind, str] = field(default_factory=dict)
+    spells_special_tokens: bool = False
 
     @property
     def installed(self) -> bool:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import json
+import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -236,21 +237,33 @@ class LlguidanceBackend:
             r"TEXT: /(.|\n)*/",
         ]
         for index, tag in enumerate(tags):
-            rest = _literal(tag.begin[len(tag.trigger) :])
+            rest = self._spell(tag.begin[len(tag.trigger) :])
             asked = tag.schema if isinstance(tag.schema, dict) else {}
             schema = json.dumps({**asked, "x-guidance": options})
-            body = f"{rest} %json {schema} {_literal(tag.end)}"
-            if self._is_special(tag.trigger):
-                lines.append(f"tag_{index}: TEXT {tag.trigger} {body}")
+            body = f"{rest} %json {schema} {self._spell(tag.end)}"
+            if tag.trigger in self._special_ids:
+                lines.append(f"tag_{index}: TEXT {self._spell(tag.trigger)} {body}")
             else:
                 lines.append(f"open_{index}[lazy]: TEXT {_literal(tag.trigger)}")
                 lines.append(f"tag_{index}: open_{index} {body}")
         return "\n".join(lines) + "\n"
 
-    def _is_special(self, text: str) -> bool:
-        """Whether a text is one special token, which is no text to the grammar; these are written ``<name>``."""
-        ids = self._vocabulary.encode(text)
-        return len(ids) == 1 and ids[0] in self._vocabulary.special_ids and text[:1] == "<" and text[-1:] == ">"
+    @functools.cached_property
+    def _special_ids(self) -> dict[str, int]:
+        """Ids of special tokens by their text."""
+        tokens = self._vocabulary.tokens
+        special = self._vocabulary.special_ids - self._vocabulary.eos_ids
+        ids = {tokens[token].decode(errors="replace"): token for token in special}
+        return {text: token for text, token in ids.items() if text}
+
+    def _spell(self, text: str) -> str:
+        """A text as rules write it; special tokens in it are no text to the grammar, and stand there by their ids."""
+        ids = self._special_ids
+        if not ids:
+            return _literal(text)
+        marks = "|".join(map(re.escape, sorted(ids, key=len, reverse=True)))
+        parts = re.split(f"({marks})", text)
+        return " ".join(f"<[{ids[part]}]>" if part in ids else _literal(part) for part in parts if part)
 
 
 class _Tokens:
@@ -300,6 +313,7 @@ KIND = BackendKind(
     keywords=KEYWORDS,
     module="llguidance",
     install="pip install llguidance",
+    spells_special_tokens=True,
     dialects={
         GrammarKind.REGEX: "Rust's regex syntax; the whole output matches; no look-around, no back-references",
         GrammarKind.EBNF: "Lark (llguidance's variant, from the rule `start`), or GBNF where `::=` is written",

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from cardan.parsers.base import Parser, ParserContext
 from cardan.parsers.events import Answer
 from cardan.parsers.formats import ReasoningFormat, ToolFormat
+from cardan.parsers.json_calls import FramedCallParser
 from cardan.parsers.json_formats import ForcedCallsParser
-from cardan.parsers.reasoning import PlainParser, ReasoningParser
+from cardan.parsers.reasoning import PlainParser, ReasoningParser, UnreadParser
 from cardan.parsers.registry import REASONING_FORMATS, TOOL_FORMATS, choose_parsers
 
 
@@ -69,6 +70,14 @@ class AnswerFormat:
             found |= {reasoning.opening, reasoning.closing}
         return frozenset(found)
 
+    @staticmethod
+    def _call_parser(form: ToolFormat, tools: ParserContext) -> tuple[Parser, tuple[str, ...]]:
+        """What reads calls, and what ends reasoning that was not closed."""
+        if tools.framed and form.frames is not None:
+            # A grammar that holds calls begins behind the reasoning, so calls in it are none.
+            return FramedCallParser(tools, form.frames), ()
+        return form.build(tools), form.starts
+
     def parser(self, wanted: Wanted) -> Parser:
         """A parser for one answer."""
         reasoning, tools = self.reasoning, wanted.tools if self.tools is not None or wanted.forced else None
@@ -79,13 +88,12 @@ class AnswerFormat:
         if wanted.forced and tools is not None:
             inner = ForcedCallsParser(tools)
         elif self.tools is not None and tools is not None:
-            inner = self.tools.build(tools)
-            # A grammar that holds calls begins behind the reasoning, so calls in it are none.
-            starts = () if tools.framed else self.tools.starts
+            inner, starts = self._call_parser(self.tools, tools)
         if reasoning is None or not wanted.reasoning:
-            return inner
+            return UnreadParser(reasoning.closing, inner) if reasoning is not None and wanted.reasons_first else inner
         tags = (reasoning.opening, reasoning.closing)
-        return ReasoningParser(tags, inner, is_open=reasoning.begins_open(wanted.prompt), also_ends=starts)
+        is_open = wanted.reasons_first or reasoning.begins_open(wanted.prompt)
+        return ReasoningParser(tags, inner, is_open=is_open, also_ends=starts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,12 +105,14 @@ class Wanted:
         reasoning: whether reasoning is told apart.
         prompt: the end of the rendered prompt, which says whether it has opened the reasoning already.
         forced: whether a grammar makes the model call, in the form that ``ForcedCallsParser`` reads.
+        reasons_first: whether a grammar begins behind the reasoning, so that all before its closing tag is reasoning.
     """
 
     tools: ParserContext | None = None
     reasoning: bool = True
     prompt: str = ""
     forced: bool = False
+    reasons_first: bool = False
 
 
 def read_answer(parser: Parser, text: str) -> Answer:

@@ -47,7 +47,7 @@ class ParserContext:
         tools: JSON schemas of the parameters by name of the function. Calls of other functions are content; without
             any, every name is taken.
         new_id: gives each call its id, where the model writes none.
-        framed: only calls in the format's own frame are calls, since a grammar holds those and no others.
+        framed: only calls in one of the format's frames are calls, since a grammar holds those and no others.
     """
 
     tools: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)

@@ -34,13 +34,29 @@ def _short_id() -> str:
     return "".join(secrets.choice(_ID_LETTERS) for _ in range(9))
 
 
+def _llama_frames(name: str) -> tuple[tuple[str, str], ...]:
+    """As the models write calls, with the type that they like to add or not, with spaces or not."""
+    quoted = json.dumps(name)
+    return (
+        (f'{{"name": {quoted}, "parameters": ', "}"),
+        (f'{{"name":{quoted},"parameters":', "}"),
+        (f'{{"type": "function", "name": {quoted}, "parameters": ', "}"),
+    )
+
+
+def _section(before: str, behind: str) -> tuple[tuple[str, str], ...]:
+    """A section of DeepSeek's with one call in it: what stands in the call before and behind the arguments."""
+    section, section_end, call, call_end, _ = DEEPSEEK_MARKS
+    return ((f"{section}{call}{before}", f"{behind}{call_end}{section_end}"),)
+
+
 _HERMES = ToolFormat(
     build=HermesParser,
     markers=("<tool_call>", "</tool_call>"),
     starts=("<tool_call>",),
     signs=("<tool_call>",),
     no_signs=("<arg_key>", "<function="),
-    frame=lambda name: (f'<tool_call>\n{{"name": {json.dumps(name)}, "arguments": ', "}\n</tool_call>"),
+    frames=lambda name: ((f'<tool_call>\n{{"name": {json.dumps(name)}, "arguments": ', "}\n</tool_call>"),),
 )
 
 BUILT_IN_TOOL_FORMATS: Mapping[str, ToolFormat] = {
@@ -57,6 +73,8 @@ BUILT_IN_TOOL_FORMATS: Mapping[str, ToolFormat] = {
         markers=("<|python_tag|>",),
         starts=("<|python_tag|>",),
         signs=("<|start_header_id|>", '"parameters"'),
+        frames=_llama_frames,
+        triggers=('{"name":', '{"type": "function", "name":'),
     ),
     "pythonic": ToolFormat(
         build=PythonicParser,
@@ -76,6 +94,7 @@ BUILT_IN_TOOL_FORMATS: Mapping[str, ToolFormat] = {
         markers=DEEPSEEK_MARKS,
         starts=DEEPSEEK_MARKS[:1],
         signs=(DEEPSEEK_MARKS[0], "```json"),
+        frames=lambda name: _section(f"function{DEEPSEEK_MARKS[4]}{name}\n```json\n", "\n```"),
     ),
     "deepseekv31": ToolFormat(
         build=DeepSeekV31Parser,
@@ -83,6 +102,7 @@ BUILT_IN_TOOL_FORMATS: Mapping[str, ToolFormat] = {
         starts=DEEPSEEK_MARKS[:1],
         signs=(DEEPSEEK_MARKS[0],),
         no_signs=("```json",),
+        frames=lambda name: _section(f"{name}{DEEPSEEK_MARKS[4]}", ""),
     ),
     "kimi_k2": ToolFormat(build=KimiParser, markers=KIMI_MARKS, starts=KIMI_MARKS[:1], signs=(KIMI_MARKS[0],)),
     "glm45": ToolFormat(

@@ -22,8 +22,9 @@ class ToolFormat:
         signs: texts that a chat template of this format holds, all of them; none for formats that cannot be told.
         no_signs: texts that it does not hold.
         new_id: makes the id of a call, where the model writes none and its chat template wants a certain form.
-        frame: what stands before and behind the arguments of a call of a function, from one of ``starts`` on, where
-            they are JSON and the frame is no special token; it lets a grammar hold arguments to their schema.
+        frames: what may stand before and behind the arguments of a call of a function, where those are JSON, for each
+            way to write one; none for formats that no grammar can hold to a schema.
+        triggers: with what frames begin; ``starts`` where it is empty.
     """
 
     build: Callable[[ParserContext], Parser]
@@ -32,7 +33,8 @@ class ToolFormat:
     signs: tuple[str, ...] = ()
     no_signs: tuple[str, ...] = ()
     new_id: Callable[[], str] = new_call_id
-    frame: Callable[[str], tuple[str, str]] | None = None
+    frames: Callable[[str], tuple[tuple[str, str], ...]] | None = None
+    triggers: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

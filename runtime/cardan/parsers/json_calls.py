@@ -6,12 +6,16 @@ It does not know which model writes which; ``cardan.parsers.registry`` does.
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 
 import msgspec
 
-from cardan.parsers.base import BrokenCallError, CallParser
+from cardan.parsers.base import BrokenCallError, CallParser, ParserContext
 from cardan.parsers.json_values import expect, read_text, read_value
-from cardan.parsers.source import Script
+from cardan.parsers.source import Markers, Script
+
+Frames = Callable[[str], tuple[tuple[str, str], ...]]
+"""What may stand before and behind the arguments of a call of a function."""
 
 ARGUMENT_KEYS = ("arguments", "parameters")
 _OTHER_KEYS = ("id", "type")
@@ -99,8 +103,6 @@ class BareCallParser(JsonCallParser):
         yield from super()._read()
 
     def _read_opening(self) -> Script[None]:
-        if self._context.framed:
-            raise BrokenCallError
         yield from self._source.skip_space()
         fence = yield from self._source.accept_any(("```json", "```"))
         yield from self._read_objects()
@@ -120,6 +122,31 @@ class BareCallParser(JsonCallParser):
                 yield from self._expect("{")
             elif not (yield from self._source.accept_spaced("{")):
                 return
+
+
+class FramedCallParser(JsonCallParser):
+    """Calls in frames to the letter, as a grammar lets them be written, whatever else the format allows."""
+
+    def __init__(self, context: ParserContext, frames: Frames) -> None:
+        """Start before an answer.
+
+        Args:
+            context: the functions; there is one at least.
+            frames: what stands before and behind the arguments of a call of each.
+        """
+        self._framed = {begin: (name, end) for name in context.tools for begin, end in frames(name)}
+        self.starts = Markers(self._framed)
+        super().__init__(context)
+
+    def _read_calls(self, start: str) -> Script[None]:
+        name, end = self._framed[start]
+        if not (yield from self._source.at("{")):
+            raise BrokenCallError
+        self._start_call(name)
+        yield from read_value(self._source, self._add_arguments)
+        if not (yield from self._source.accept(end)):
+            raise BrokenCallError
+        self._end_call()
 
 
 class _Call:

@@ -24,6 +24,35 @@ class PlainParser:
         return []
 
 
+class UnreadParser(ScriptedParser):
+    """Leaves everything up to a closing tag, and that too, in the content, for another parser to go on behind it."""
+
+    def __init__(self, closing: str, inner: Parser) -> None:
+        """Start before an answer.
+
+        Args:
+            closing: the tag.
+            inner: takes what follows it.
+        """
+        self._closing = Markers([closing])
+        self._inner = inner
+        super().__init__()
+
+    def _read(self) -> Script[None]:
+        marker = None
+        while marker is None:
+            text, marker = yield from self._source.piece(self._closing)
+            self._emit(Content(text + (marker or "")))
+        self._source.take(len(marker))
+        while text := (yield from self._source.rest()):
+            self._take(self._inner.push(text))
+        self._take(self._inner.finish())
+
+    def _take(self, events: list[Event]) -> None:
+        for event in events:
+            self._emit(event)
+
+
 class ReasoningParser(ScriptedParser):
     """Reasoning stands at the very beginning of an answer, or nowhere.
 

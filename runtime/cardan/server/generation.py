@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from cardan.engine.api import GenerateOutput, GenerateRequest
 from cardan.engine.merging import merge
 from cardan.errors import CardanError, RequestError, RequestTimeoutError
-from cardan.server.state import ServerState
+from cardan.server.state import Preparation, ServerState
 from cardan.server.watching.watchers import Watcher
 from cardan.types import FinishKind, FinishReason, TokenLogprobs
 
@@ -37,12 +37,14 @@ class Job:
         requests: one per prompt; each has an id of its own.
         created: Unix time in whole seconds.
         unenforced: what was asked for and is not held to, beside keywords of schemas.
+        preparation: what it comes from, where it had to be prepared; one that was aborted meanwhile never starts.
     """
 
     request_id: str
     requests: tuple[GenerateRequest, ...]
     created: int = field(default_factory=lambda: int(time.time()))
     unenforced: tuple[str, ...] = ()
+    preparation: Preparation | None = None
 
     @property
     def engine_ids(self) -> tuple[str, ...]:
@@ -125,13 +127,27 @@ async def run_job(state: ServerState, job: Job) -> AsyncGenerator[tuple[int, Gen
         RequestTimeoutError: it ran longer than ``--request-timeout-s``.
     """
     _check_mode(state, job)
-    merged = merge([_observed(state, request) for request in job.requests])
-    with state.opened(job.request_id, job.engine_ids), _watching(state, job) as watchers:
-        async with contextlib.aclosing(_in_time(merged, state.config.server.request_timeout_s)) as outputs:
+    preparation = job.preparation
+    with state.opened(job.request_id, job.engine_ids, preparation), _watching(state, job) as watchers:
+        if preparation is not None and preparation.aborted:
+            source = _aborted(job)
+        else:
+            source = merge([_observed(state, request) for request in job.requests])
+        async with contextlib.aclosing(_in_time(source, state.config.server.request_timeout_s)) as outputs:
             async for index, output in outputs:
                 for watcher in watchers:
                     watcher.see(index, output)
                 yield index, output
+
+
+async def _aborted(job: Job) -> AsyncGenerator[tuple[int, GenerateOutput], None]:
+    """What the engine says of requests that are aborted before they start."""
+    reason = FinishReason(FinishKind.ABORT, message="The request was aborted.")
+    for place, request in enumerate(job.requests):
+        for index in range(request.sampling.n):
+            num_tokens = len(request.input_ids or ())
+            output = GenerateOutput(rid=request.rid or "", index=index, prompt_tokens=num_tokens, finish_reason=reason)
+            yield place, output
 
 
 async def run_until(

@@ -334,5 +334,5 @@ class _Serving:
             await state.wait_until_idle(WATCH_INTERVAL_S)
         if state.num_open and engine.alive:
             logger.warning("Stopping: %d requests are aborted after the drain time", state.num_open)
-            await engine.abort(None)
+            await state.abort(None)
             await state.wait_until_idle(ABORT_GRACE_S)

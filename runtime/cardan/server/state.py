@@ -24,6 +24,19 @@ from cardan.server.watching.metrics import ServerMetrics
 from cardan.server.watching.watchers import WatcherMaker
 
 
+@dataclass(slots=True, eq=False)
+class Preparation:
+    """A request on its way to the engine: its conversation is read, rendered and tokenized.
+
+    Attributes:
+        request_id: the id that the client knows.
+        aborted: somebody aborted it before it was open; it must not start.
+    """
+
+    request_id: str
+    aborted: bool = False
+
+
 @dataclass(slots=True)
 class ServerState:
     """One server's shared state.
@@ -36,8 +49,8 @@ class ServerState:
         recent: the last requests, for the page.
         created: Unix time of the start, in whole seconds.
         draining: set when no new requests are taken any more.
+        preparing: requests on their way to the engine, by the id that the client knows.
         open_ids: engine request ids by the id that the client knows; one client id may stand for several prompts.
-        num_open: HTTP requests that generate right now.
     """
 
     engine: AsyncEngine
@@ -47,14 +60,19 @@ class ServerState:
     recent: RecentRequests = field(default_factory=RecentRequests)
     created: int = field(default_factory=lambda: int(time.time()))
     draining: bool = False
+    preparing: dict[str, Preparation] = field(default_factory=dict)
     open_ids: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    num_open: int = 0
     _longest_token: int | None = None
 
     @property
     def model_name(self) -> str:
         """The name that requests use."""
         return self.engine.info.model_name
+
+    @property
+    def num_open(self) -> int:
+        """HTTP requests that generate right now, or are about to."""
+        return len(self.open_ids.keys() | self.preparing.keys())
 
     def check_accepting(self) -> None:
         """Refuse new work while shutting down.
@@ -140,28 +158,52 @@ class ServerState:
             )
 
     @contextlib.contextmanager
-    def opened(self, request_id: str, engine_ids: tuple[str, ...]) -> Iterator[None]:
-        """Count a request as open while the block runs, and remember which engine requests it stands for.
+    def prepared(self, request_id: str) -> Iterator[Preparation]:
+        """Know of a request that is not open yet, so that it can be aborted; the block ends when it is, or fails.
 
         Raises:
             RequestError: the id is in use.
         """
-        if request_id in self.open_ids:
+        self._check_free(request_id, None)
+        preparation = self.preparing[request_id] = Preparation(request_id)
+        try:
+            yield preparation
+        finally:
+            del self.preparing[request_id]
+
+    @contextlib.contextmanager
+    def opened(
+        self, request_id: str, engine_ids: tuple[str, ...], preparation: Preparation | None = None
+    ) -> Iterator[None]:
+        """Count a request as open while the block runs, and remember which engine requests it stands for.
+
+        Args:
+            request_id: the id that the client knows.
+            engine_ids: those that the engine knows.
+            preparation: what it comes from, where it had to be prepared.
+
+        Raises:
+            RequestError: the id is in use.
+        """
+        self._check_free(request_id, preparation)
+        self.open_ids[request_id] = engine_ids
+        try:
+            yield
+        finally:
+            del self.open_ids[request_id]
+
+    def _check_free(self, request_id: str, owner: Preparation | None) -> None:
+        if request_id in self.open_ids or self.preparing.get(request_id, owner) is not owner:
             raise RequestError(
                 f"The request id '{shorten(request_id)}' is in use by an open request. Choose another.",
                 param="rid",
                 code="duplicate_rid",
             )
-        self.open_ids[request_id] = engine_ids
-        self.num_open += 1
-        try:
-            yield
-        finally:
-            self.num_open -= 1
-            del self.open_ids[request_id]
 
     async def abort(self, request_id: str | None) -> None:
-        """Abort what a client id stands for, or everything for None."""
+        """Abort what a client id stands for, or everything for None, be it open or still being prepared."""
+        for preparation in self.preparing.values():
+            preparation.aborted |= request_id in (None, preparation.request_id)
         if request_id is None:
             await self.engine.abort(None)
             return

@@ -33,7 +33,7 @@ from cardan.server.http.bodies import Refusal, is_anything, parse_body, read_obj
 from cardan.server.http.disconnects import while_connected
 from cardan.server.http.replies import ErrorReply, JsonResponse
 from cardan.server.http.sse import StreamForm, encode_typed_event, open_stream
-from cardan.server.state import ServerState, state_of
+from cardan.server.state import Preparation, ServerState, state_of
 from cardan.types import FinishKind
 
 QUERY = ("beta",)
@@ -99,12 +99,17 @@ async def messages(request: Request) -> Response:
     state.check_accepting()
     data = await read_object(request, state.config.server.max_body_bytes)
     body = parse_body(MessagesBody, data, MESSAGES_REFUSED)
-    fields: dict[str, Any] = {"max_tokens": body.max_tokens, "rid": f"msg_{uuid.uuid4().hex}"}
+    fields: dict[str, Any] = {"max_tokens": body.max_tokens}
     sampling = {"temperature": body.temperature, "top_p": body.top_p, "top_k": body.top_k}
     fields |= {name: value for name, value in sampling.items() if value is not None}
     if body.stop_sequences:
         fields["stop"] = list(body.stop_sequences)
-    turn = await _open(state, body, fields)
+    with state.prepared(_new_id()) as preparation:
+        turn = await while_connected(request, _open(state, body, fields, preparation))
+        return await _respond(request, turn, body)
+
+
+async def _respond(request: Request, turn: Turn, body: MessagesBody) -> Response:
     thinking = read_thinking(body)
     show = thinking is not None and thinking.type != "disabled"
     omit = thinking is not None and thinking.display == "omitted"
@@ -114,7 +119,11 @@ async def messages(request: Request) -> Response:
     else:
         response = JsonResponse(await while_connected(request, _whole(message)))
     response.headers["request-id"] = turn.job.request_id
-    return name_unenforced(response, state, turn.job)
+    return name_unenforced(response, turn.state, turn.job)
+
+
+def _new_id() -> str:
+    return f"msg_{uuid.uuid4().hex}"
 
 
 async def count_tokens(request: Request) -> Response:
@@ -123,14 +132,14 @@ async def count_tokens(request: Request) -> Response:
     data = await read_object(request, state.config.server.max_body_bytes)
     answering = {name: Refusal("it does not change the count.", is_anything) for name in _ANSWERING}
     body = parse_body(CountBody, data, {**MESSAGES_REFUSED, **answering})
-    turn = await _open(state, body, {"max_tokens": 1})
+    turn = await while_connected(request, _open(state, body, {"max_tokens": 1}, Preparation(_new_id())))
     return JsonResponse({"input_tokens": turn.prompt_tokens})
 
 
 _ANSWERING = tuple(name for name in MessagesBody.model_fields if name not in CountBody.model_fields)
 
 
-async def _open(state: ServerState, body: ConversationBody, fields: dict[str, Any]) -> Turn:
+async def _open(state: ServerState, body: ConversationBody, fields: dict[str, Any], preparation: Preparation) -> Turn:
     pieces = [{"content": body.system}, *body.messages]
     conversation = await read_pieces(pieces, "messages", lambda: read_conversation(body.messages, body.system))
     last = conversation[-1]
@@ -143,7 +152,7 @@ async def _open(state: ServerState, body: ConversationBody, fields: dict[str, An
             )
         fields["continue_final_message"] = True
     fields |= shared_fields(body) | _reasoning_fields(state, body)
-    return await open_turn(state, {**fields, "messages": conversation})
+    return await open_turn(state, {**fields, "messages": conversation}, preparation)
 
 
 def _reasoning_fields(state: ServerState, body: ConversationBody) -> dict[str, Any]:

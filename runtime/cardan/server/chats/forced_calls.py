@@ -49,15 +49,14 @@ def strict_grammar(tools: ToolUse, form: ToolFormat) -> GrammarSpec:
 
     Args:
         tools: the functions.
-        form: how the model writes calls; it has a frame.
+        form: how the model writes calls; it has frames.
     """
-    assert form.frame is not None, "a format without a frame holds no calls"
+    assert form.frames is not None, "a format without frames holds no calls"
     structures = []
     for function, schema in (tools.schemas or {}).items():
-        begin, end = form.frame(function)
-        strict = function in tools.strict
-        structures.append({"begin": begin, "schema": _arguments(schema) if strict else {"type": "object"}, "end": end})
-    tags = {"structures": structures, "triggers": list(form.starts)}
+        held = _arguments(schema) if function in tools.strict else {"type": "object"}
+        structures += [{"begin": begin, "schema": held, "end": end} for begin, end in form.frames(function)]
+    tags = {"structures": structures, "triggers": list(form.triggers or form.starts)}
     return GrammarSpec(kind=GrammarKind.STRUCTURAL_TAG, text=msgspec.json.encode(tags).decode())
 
 

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import uuid
 from dataclasses import dataclass
 from typing import Any
 
 from cardan.engine.api import GenerateRequest
 from cardan.engine.logit_processors import read_processor
 from cardan.errors import RequestError
+from cardan.grammar import spells_special_tokens
 from cardan.parsers import AnswerFormat, ParserContext, ToolFormat, Wanted, new_call_id
 from cardan.server.chats.forced_calls import forced_grammar, strict_grammar
 from cardan.server.chats.pieces import read_pieces
@@ -22,7 +22,7 @@ from cardan.server.openai.bodies import ChatBody, read_messages
 from cardan.server.openai.deltas import AnswerReader
 from cardan.server.openai.tools import ToolUse, read_tool_use
 from cardan.server.prompts import LONG_TEXT, encode_prompt
-from cardan.server.state import ServerState
+from cardan.server.state import Preparation, ServerState
 from cardan.types import LogprobParams, SamplingParams
 
 _EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
@@ -71,8 +71,13 @@ def answer_format(state: ServerState) -> AnswerFormat:
     return AnswerFormat.choose(flags.tool_call_parser, flags.reasoning_parser, tuple(templates.values()))
 
 
-async def prepare_chat(state: ServerState, body: ChatBody) -> PreparedChat:
+async def prepare_chat(state: ServerState, body: ChatBody, preparation: Preparation) -> PreparedChat:
     """Check a chat, render its prompt, and find out how its answers are to be read.
+
+    Args:
+        state: of the server.
+        body: of the request.
+        preparation: under which the chat is known meanwhile, and whose id it gets.
 
     Raises:
         RequestError: the conversation or a field is wrong.
@@ -90,15 +95,16 @@ async def prepare_chat(state: ServerState, body: ChatBody) -> PreparedChat:
     kept = min(len(ids), info.max_input_tokens)  # what is more is refused or cut
     room = max(1, min(info.context_length, info.max_total_tokens) - kept - 1)
     begun = _begun(form, messages[-1]["content"]) if body.continue_final_message else prompt
-    wanted = _wanted(form, body, tools, begun)
+    wanted = _wanted(state, form, body, tools, begun)
     sampling = body.sampling(room if limit is None else limit, minimum, info)
     sampling = _with_grammar(state, sampling, (form, wanted), tools, body.parallel_tool_calls)
-    request_id = body.rid or f"chatcmpl-{uuid.uuid4().hex}"
+    if sampling.grammar is not None and sampling.grammar.starts_after:
+        wanted = dataclasses.replace(wanted, reasons_first=True)
     generate = GenerateRequest(
         input_ids=ids,
         sampling=_with_markers(state, sampling, form, wanted),
         logprobs=LogprobParams(output=True, top=body.top_logprobs) if body.logprobs else LogprobParams(),
-        rid=request_id,
+        rid=preparation.request_id,
         priority=body.priority,
         cache_salt=body.cache_salt,
         routing_key=body.routing_key,
@@ -106,7 +112,7 @@ async def prepare_chat(state: ServerState, body: ChatBody) -> PreparedChat:
         processor=read_processor(body.custom_logit_processor),
         add_special_tokens=False,
     )
-    job = Job(request_id, (generate,), unenforced=_unheld(form, tools))
+    job = Job(preparation.request_id, (generate,), unenforced=_unheld(tools, wanted), preparation=preparation)
     return PreparedChat(body, job, form, wanted)
 
 
@@ -124,11 +130,13 @@ def _read_tools(form: AnswerFormat, body: ChatBody) -> ToolUse:
     return tools
 
 
-def _wanted(form: AnswerFormat, body: ChatBody, tools: ToolUse, begun: str) -> Wanted:
+def _wanted(state: ServerState, form: AnswerFormat, body: ChatBody, tools: ToolUse, begun: str) -> Wanted:
     context = None
     if tools.wanted:
-        new_id = new_call_id if form.tools is None else form.tools.new_id
-        context = ParserContext(tools=tools.schemas or {}, new_id=new_id, framed=_held_format(form, tools) is not None)
+        calls = form.tools
+        held = bool(tools.strict) and not tools.forced and calls is not None and _can_hold(state, calls)
+        new_id = new_call_id if calls is None else calls.new_id
+        context = ParserContext(tools=tools.schemas or {}, new_id=new_id, framed=held)
     return Wanted(
         tools=context,
         reasoning=body.separate_reasoning is not False,
@@ -137,17 +145,20 @@ def _wanted(form: AnswerFormat, body: ChatBody, tools: ToolUse, begun: str) -> W
     )
 
 
-def _held_format(form: AnswerFormat, tools: ToolUse) -> ToolFormat | None:
-    """The format by which a grammar holds the calls that the model decides to make, or None where none does."""
-    if not tools.wanted or tools.forced or not tools.strict or form.tools is None or form.tools.frame is None:
-        return None
-    return form.tools
+def _can_hold(state: ServerState, calls: ToolFormat) -> bool:
+    """Whether a grammar can hold the calls that the model decides to make."""
+    if calls.frames is None or spells_special_tokens(state.engine.info.grammar_backend):
+        return calls.frames is not None
+    tokenizer = state.engine.tokenizer
+    written = "".join(begin + end for begin, end in calls.frames(""))
+    marks = {tokenizer.token_id(mark) for mark in calls.markers if mark in written}
+    return not marks & tokenizer.special_ids
 
 
-def _unheld(form: AnswerFormat, tools: ToolUse) -> tuple[str, ...]:
+def _unheld(tools: ToolUse, wanted: Wanted) -> tuple[str, ...]:
     """``strict``, where functions ask for it and their calls are in a format that no grammar can hold."""
-    asked = tools.wanted and not tools.forced and bool(tools.strict)
-    return ("strict",) if asked and _held_format(form, tools) is None else ()
+    held = wanted.tools is None or wanted.tools.framed or wanted.forced
+    return ("strict",) if tools.strict and not held else ()
 
 
 def _with_grammar(
@@ -164,8 +175,8 @@ def _with_grammar(
         )
     if tools.wanted and tools.forced:
         grammar = forced_grammar(tools, parallel=parallel)
-    elif (held := _held_format(form, tools)) is not None:
-        grammar = strict_grammar(tools, held)
+    elif form.tools is not None and wanted.tools is not None and wanted.tools.framed:
+        grammar = strict_grammar(tools, form.tools)
     if grammar is None:
         return sampling
     reasoning = form.reasoning

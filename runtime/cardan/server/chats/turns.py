@@ -18,7 +18,7 @@ from cardan.server.generation import Choice, Job, check_failed, run_until
 from cardan.server.http.bodies import parse_body
 from cardan.server.openai.bodies import CHAT_REFUSED, ChatBody
 from cardan.server.openai.deltas import AnswerReader
-from cardan.server.state import ServerState
+from cardan.server.state import Preparation, ServerState
 from cardan.types import FinishKind
 
 T = TypeVar("T")
@@ -69,12 +69,13 @@ class Turn:
                 yield self.reader.read(output.text, ends=reason is not None), output
 
 
-async def open_turn(state: ServerState, fields: Mapping[str, Any]) -> Turn:
+async def open_turn(state: ServerState, fields: Mapping[str, Any], preparation: Preparation) -> Turn:
     """Check a chat and prepare its next turn.
 
     Args:
         state: of the server.
         fields: a body of ``/v1/chat/completions``; ``n`` is 1.
+        preparation: under which the turn is known meanwhile, and whose id it gets.
 
     Raises:
         RequestError: the conversation or a field is wrong.
@@ -83,7 +84,7 @@ async def open_turn(state: ServerState, fields: Mapping[str, Any]) -> Turn:
     body = parse_body(ChatBody, fields, CHAT_REFUSED)
     state.check_model(body.model)
     state.check_scheduling(body.priority, body.routing_key)
-    prepared = await prepare_chat(state, body)
+    prepared = await prepare_chat(state, body, preparation)
     return Turn(state, prepared.job, prepared.reader())
 
 

@@ -6,6 +6,7 @@ It does not know how a template turns messages into text, nor how a model writes
 from __future__ import annotations
 
 import contextlib
+import uuid
 from collections.abc import AsyncGenerator, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -74,8 +75,14 @@ async def chat_completions(request: Request) -> Response:
     state.check_model(body.model)
     state.check_scheduling(body.priority, body.routing_key)
     options = body.usage_in_stream()
-    chat = _Chat(state, await prepare_chat(state, body), options)
-    if body.stream:
+    with state.prepared(body.rid or f"chatcmpl-{uuid.uuid4().hex}") as preparation:
+        prepared = await while_connected(request, prepare_chat(state, body, preparation))
+        return await _respond(request, _Chat(state, prepared, options))
+
+
+async def _respond(request: Request, chat: _Chat) -> Response:
+    state = chat.state
+    if chat.body.stream:
         return name_unenforced(await open_stream(request, _stream(chat)), state, chat.job)
     choices = new_choices(chat.job)
     await while_connected(request, _run(chat, choices))

@@ -33,7 +33,7 @@ from cardan.server.openai.responses.bodies import RESPONSES_REFUSED, ResponsesBo
 from cardan.server.openai.responses.input import listed_items, read_input
 from cardan.server.openai.responses.output import ItemWriter
 from cardan.server.openai.responses.store import ResponseStore, StoredResponse
-from cardan.server.state import ServerState, state_of
+from cardan.server.state import Preparation, ServerState, state_of
 from cardan.types import FinishKind
 
 LIST_QUERY = ("limit", "order", "after", "include")
@@ -178,17 +178,23 @@ async def create(request: Request) -> Response:
     data = await read_object(request, state.config.server.max_body_bytes)
     body = parse_body(ResponsesBody, data, RESPONSES_REFUSED)
     check_body(body)
-    run = await _open(state, store, body)
-    if body.stream:
-        return name_unenforced(await open_stream(request, _stream(run, store), FORM), state, run.turn.job)
-    if body.background:
-        return name_unenforced(JsonResponse(_start(run, store)), state, run.turn.job)
+    with state.prepared(f"resp_{uuid.uuid4().hex}") as preparation:
+        run = await while_connected(request, _open(state, store, body, preparation))
+        return await _respond(request, run, store)
+
+
+async def _respond(request: Request, run: _Run, store: ResponseStore) -> Response:
+    state, job = run.turn.state, run.turn.job
+    if run.body.stream:
+        return name_unenforced(await open_stream(request, _stream(run, store), FORM), state, job)
+    if run.body.background:
+        return name_unenforced(JsonResponse(_start(run, store)), state, job)
     await while_connected(request, _run_to_end(run))
     _keep(run, store)
-    return name_unenforced(JsonResponse(run.response()), state, run.turn.job)
+    return name_unenforced(JsonResponse(run.response()), state, job)
 
 
-async def _open(state: ServerState, store: ResponseStore, body: ResponsesBody) -> _Run:
+async def _open(state: ServerState, store: ResponseStore, body: ResponsesBody, preparation: Preparation) -> _Run:
     pieces = body.input if isinstance(body.input, list) else []
     read = await read_pieces(pieces, "input", lambda: read_input(body.input))
     messages = [*_earlier(store, body.previous_response_id), *read]
@@ -196,7 +202,7 @@ async def _open(state: ServerState, store: ResponseStore, body: ResponsesBody) -
     if body.instructions is not None:
         shown = [{"role": "system", "content": body.instructions}, *messages]
     fields = chat_fields(body) | effort_fields(state, read_effort(body), "reasoning.effort")
-    turn = await open_turn(state, {**fields, "messages": shown, "rid": f"resp_{uuid.uuid4().hex}"})
+    turn = await open_turn(state, {**fields, "messages": shown}, preparation)
     return _Run(turn, body, messages)
 
 

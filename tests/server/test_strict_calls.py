@@ -1,0 +1,176 @@
+"""Strict functions, format by format: the grammar lets a model write what the parser takes, and nothing else of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from grammar_words import WORDS_TOKENIZER, takes, vocabulary
+from server_fakes import ServerThread, say
+from test_chat_tools import chat_server
+
+from cardan.grammar import GRAMMAR_BACKENDS, GrammarOptions, GrammarVocabulary
+from cardan.parsers import TOOL_FORMATS, AnswerFormat, ParserContext, Wanted, read_answer
+from cardan.server.chats.forced_calls import strict_grammar
+from cardan.server.openai.tools import read_tool_use
+
+HELD = {name for name, form in TOOL_FORMATS.items() if form.frames is not None}
+WRITTEN = {
+    "hermes": '<tool_call>\n{"name": "f", "arguments": ARGUMENTS}\n</tool_call>',
+    "qwen25": '<tool_call>\n{"name": "f", "arguments": ARGUMENTS}\n</tool_call>',
+    "llama3": '{"name": "f", "parameters": ARGUMENTS}',
+    "deepseekv3": "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n```json\nARGUMENTS\n```"
+    "<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+    "deepseekv31": "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>ARGUMENTS<｜tool▁call▁end｜>"
+    "<｜tool▁calls▁end｜>",
+}
+"""How each model writes a call of ``f``."""
+ALSO = ['{"name":"f","parameters":ARGUMENTS}', '{"type": "function", "name": "f", "parameters": ARGUMENTS}']
+CASES = [*WRITTEN.items(), *(("llama3", text) for text in ALSO)]
+PARAMETERS = {
+    "type": "object",
+    "properties": {"a": {"type": "integer"}},
+    "required": ["a"],
+    "additionalProperties": False,
+}
+TOOLS: Any = [
+    {"type": "function", "function": {"name": "f", "parameters": PARAMETERS, "strict": True}},
+    {"type": "function", "function": {"name": "g"}},
+]
+USE = read_tool_use(TOOLS, None)
+
+
+def calls(form: str, text: str) -> tuple[str, list[tuple[str, str]]]:
+    """What the parser of strict calls makes of an answer: its content and its calls."""
+    parser = AnswerFormat(form).parser(Wanted(tools=ParserContext(tools=USE.schemas or {}, framed=True)))
+    answer = read_answer(parser, text)
+    return answer.content, [(call.name, call.arguments) for call in answer.calls.values()]
+
+
+def with_marks(form: str) -> tuple[GrammarVocabulary, Callable[[str], list[int]]]:
+    """A vocabulary in which the marks of a format are special tokens, and what makes tokens of an answer."""
+    plain = vocabulary()
+    marks = {mark: plain.size + place for place, mark in enumerate(TOOL_FORMATS[form].markers)}
+    special = plain.special_ids | set(marks.values())
+    tokens = [*plain.tokens, *(mark.encode() for mark in marks)]
+
+    def encode(text: str) -> list[int]:
+        for mark, token in marks.items():
+            before, found, behind = text.partition(mark)
+            if found:
+                return [*encode(before), token, *encode(behind)]
+        return WORDS_TOKENIZER.encode(text)
+
+    return dataclasses.replace(plain, tokens=tokens, special_ids=special, encode=encode), encode
+
+
+@pytest.mark.parametrize("backend_name", ["llguidance", "xgrammar"])
+@pytest.mark.parametrize(("form", "written"), CASES)
+def test_a_grammar_holds_what_the_parser_takes(backend_name: str, form: str, written: str) -> None:
+    if not GRAMMAR_BACKENDS[backend_name].installed:
+        pytest.skip(f"{backend_name} is not installed")
+    backend = GRAMMAR_BACKENDS[backend_name].make(vocabulary(), GrammarOptions())
+    compiled = backend.compile(strict_grammar(USE, TOOL_FORMATS[form]))
+    good = "Let me see.\n" + written.replace("ARGUMENTS", '{"a": 12}')
+    assert takes(compiled.matcher(), good)
+    assert takes(compiled.matcher(), good + "\n" + good)
+    assert takes(compiled.matcher(), "No call at all.")
+    assert calls(form, good) == ("Let me see.", [("f", '{"a": 12}')])
+    assert len(calls(form, good + "\n" + good)[1]) == 2
+    for arguments in ('{"a": "x"}', "{}", '{"a": 1, "b": 2}', "[]"):
+        assert not takes(compiled.matcher(), written.replace("ARGUMENTS", arguments)), arguments
+
+
+@pytest.mark.parametrize("form", WRITTEN)
+def test_marks_that_are_special_tokens_are_held_too(form: str) -> None:
+    words, encode = with_marks(form)
+    compiled = (
+        GRAMMAR_BACKENDS["llguidance"].make(words, GrammarOptions()).compile(strict_grammar(USE, TOOL_FORMATS[form]))
+    )
+
+    def accepts(text: str) -> bool:
+        matcher = compiled.matcher()
+        return all(matcher.accept(token) for token in encode(text))
+
+    good = "See. " + WRITTEN[form].replace("ARGUMENTS", '{"a": 12}')
+    assert accepts(good)
+    assert not accepts(WRITTEN[form].replace("ARGUMENTS", '{"a": "x"}'))
+    for mark in TOOL_FORMATS[form].markers[1:]:
+        assert not accepts(f"See. {mark}"), "a mark without what begins a call"
+
+
+@pytest.mark.parametrize(("form", "written"), CASES)
+def test_however_an_answer_is_split_the_same_calls_are_found(form: str, written: str) -> None:
+    text = f"See. {written.replace('ARGUMENTS', chr(123) + chr(125))} {written.replace('ARGUMENTS', '{}')}"
+    expected = calls(form, text)
+    assert len(expected[1]) == 2
+    for size in (1, 3, 7):
+        parser = AnswerFormat(form).parser(Wanted(tools=ParserContext(tools=USE.schemas or {}, framed=True)))
+        found: list[Any] = []
+        for at in range(0, len(text), size):
+            found += parser.push(text[at : at + size])
+        found += parser.finish()
+        assert sum(type(event).__name__ == "CallEnd" for event in found) == 2
+
+
+@pytest.mark.parametrize(("form", "written"), CASES)
+def test_a_call_that_breaks_off_is_content(form: str, written: str) -> None:
+    whole = written.replace("ARGUMENTS", '{"a": 12}')
+    for length in range(1, len(whole)):
+        content, found = calls(form, whole[:length])
+        assert not found, whole[:length]
+        assert content == whole[:length]
+
+
+@pytest.fixture
+def start_chat() -> Iterator[Callable[..., ServerThread]]:
+    started: list[ServerThread] = []
+
+    def start(**model: Any) -> ServerThread:
+        started.append(chat_server(**model))
+        return started[-1]
+
+    yield start
+    for server in started:
+        server.stop()
+
+
+@pytest.mark.parametrize("form", sorted(TOOL_FORMATS))
+def test_each_format_is_held_or_says_that_it_is_not(start_chat: Callable[..., ServerThread], form: str) -> None:
+    server = start_chat(tool_call_parser=form, reasoning_parser="none")
+    body = {"model": "tiny", "messages": [{"role": "user", "content": say("x")}], "tools": TOOLS}
+    response = server.http.post("/v1/chat/completions", json=body)
+    grammar = server.engine.seen[-1].sampling.grammar
+    if form in HELD:
+        assert "X-Cardan-Unenforced" not in response.headers
+        assert grammar is not None
+        assert json.loads(grammar.text)["structures"][0]["schema"] == PARAMETERS
+    else:
+        assert response.headers["X-Cardan-Unenforced"] == "strict"
+        assert grammar is None
+    for choice in ("required", {"type": "function", "function": {"name": "f"}}):
+        forced = server.http.post("/v1/chat/completions", json={**body, "tool_choice": choice})
+        assert "X-Cardan-Unenforced" not in forced.headers
+        grammar = server.engine.seen[-1].sampling.grammar
+        assert grammar is not None
+        assert not grammar.allow_unenforced
+    unheld = {"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}}
+    strict = {"type": "function", "function": {"name": "f", "parameters": unheld, "strict": True}}
+    refused = server.http.post("/v1/chat/completions", json={**body, "tools": [strict], "tool_choice": "required"})
+    assert refused.status_code == 400
+    assert "uniqueItems" in refused.json()["error"]["message"]
+
+
+def test_marks_that_the_backend_cannot_spell_are_named(start_chat: Callable[..., ServerThread]) -> None:
+    server = start_chat(tool_call_parser="deepseekv31", reasoning_parser="none")
+    info, tokenizer = server.engine.info, server.engine.tokenizer
+    server.engine.info = dataclasses.replace(info, grammar_backend="xgrammar")
+    body = {"model": "tiny", "messages": [{"role": "user", "content": say("x")}], "tools": TOOLS}
+    assert "X-Cardan-Unenforced" not in server.http.post("/v1/chat/completions", json=body).headers
+    tokenizer.token_id = lambda text: 257 if text == "<｜tool▁sep｜>" else None
+    named = server.http.post("/v1/chat/completions", json=body)
+    assert named.headers["X-Cardan-Unenforced"] == "strict"
+    assert server.engine.seen[-1].sampling.grammar is None
