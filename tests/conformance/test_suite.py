@@ -12,11 +12,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import faulty_platforms as faulty
-import numpy as np
 import pytest
 
 from cardan.cli.app import run
-from cardan.errors import CheckpointError, ConfigError
+from cardan.errors import ConfigError
 from cardan.models import MODEL_FAMILIES, build_model
 from cardan.platform import Availability, Capabilities, DeviceInfo
 from cardan.runner import NeutralDevice
@@ -33,7 +32,7 @@ from cardan.testing.conformance import (
     run_suite,
 )
 from cardan.testing.conformance.engine_run import Ask, EngineRun, Layout, greedy, tiny
-from cardan.testing.conformance.logit_model import ArrayCheckpoint, LogitBench
+from cardan.testing.conformance.logit_bench import LogitBench
 from cardan.testing.conformance.refusal_checks import ADVICE
 from cardan.testing.conformance.tiny_checkpoint import TinyCheckpoint
 from cardan.testing.conformance.tiny_configs import WRAPPERS
@@ -192,11 +191,6 @@ def test_a_table_comes_in_the_types_of_the_suite() -> None:
     with Subject(Narrow(lambda info: Device(faulty.OneThread(info)))) as subject, LogitBench(subject):
         assert subject.best_dtype == "bfloat16"
     assert [(plan.dtype, plan.kv_cache_dtype) for plan in seen] == [("bfloat16", "bfloat16")]
-
-
-def test_the_checkpoint_in_memory_names_its_tensors() -> None:
-    with pytest.raises(CheckpointError, match="has no tensor 'head', only table"):
-        ArrayCheckpoint({}, {"table": np.zeros((1, 1))}).tensor("head")
 
 
 def test_a_model_that_lists_no_tensors_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

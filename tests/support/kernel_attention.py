@@ -9,8 +9,8 @@ import numpy as np
 import torch
 
 from cardan.ops.definitions import NumpyArray
+from cardan.references.attention import attend
 from cardan.testing.conformance.attention_bound import attention_bound
-from cardan.testing.reference_attention import attend
 from cardan.types import LayerKV
 from cardan_kernels.attention import (
     AttentionShape,

@@ -19,7 +19,7 @@ from cardan.ops import ReferenceOps
 from cardan.ops.definitions import NumpyArray
 from cardan.ops.rounding import ROUNDOFF
 from cardan.platform import Capabilities, Checkpoint, LinearSpec, Model, OpsDevice, Parameter, Plan, Source
-from cardan.testing.reference_attention import attend
+from cardan.references.attention import attend
 from cardan.types import LayerKV
 
 GROUPS: Mapping[str, tuple[str, ...]] = {

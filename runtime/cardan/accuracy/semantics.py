@@ -22,8 +22,8 @@ from cardan.accuracy.statistics import chi_square_test
 from cardan.engine.preparation import scheduler_settings
 from cardan.errors import CardanError
 from cardan.platform import Capabilities, Feature, Support
-from cardan.testing.conformance.logit_model import LAYER, VOCAB, ArrayCheckpoint, LogitModel
-from cardan.testing.conformance.sampler_reference import Knobs, adjust
+from cardan.references.logit_table import LAYER, VOCAB, ArrayCheckpoint, LogitModel
+from cardan.references.sampling import Knobs, adjust
 from cardan.types import Float32Array, Float64Array, KVLayout, SamplingParams
 
 DRAWS = 1024

@@ -13,7 +13,7 @@ import numpy as np
 from cardan.ops import ReferenceOps
 from cardan.ops.definitions import NumpyArray
 from cardan.platform import Model, ParameterKind, RopeTable, Source
-from cardan.testing.reference_attention import attend
+from cardan.references.attention import attend
 from cardan.testing.rounded_ops import RoundedOps
 from cardan.types import LayerKV
 

@@ -10,7 +10,7 @@ pytest.importorskip("triton")
 
 from emulated_gpu import harness  # noqa: E402
 
-from cardan.testing.conformance.sampler_reference import Knobs, adjust  # noqa: E402
+from cardan.references.sampling import Knobs, adjust  # noqa: E402
 from cardan.testing.conformance.tiny_checkpoint import TinyCheckpoint  # noqa: E402
 from cardan.testing.conformance.tiny_configs import TINY_CONFIGS  # noqa: E402
 from cardan.types import PenaltySeed  # noqa: E402
@@ -28,7 +28,7 @@ def tiny(tmp_path_factory):
 
 @pytest.fixture(scope="module", params=["cuda", pytest.param("rocm", marks=pytest.mark.exhaustive)])
 def gpu(request, tiny):
-    """Two rows that were prefilled, and a decode step that captured."""
+    """Two rows that were prefilled."""
     found = harness(request.param, tiny.folder)
     found.rows = {1: [5, 6, 7], 2: [40, 41]}
     first = found.step(*found.rows.items())
@@ -163,6 +163,7 @@ def test_the_net_would_find_a_read(gpu):
 
 def test_a_graph_reads_the_pool_where_it_was(gpu):
     """Taking the pool's memory away is found, as it would be on a GPU by what is read there."""
+    keep(gpu, decode(gpu))
     pool = gpu.pool.pool
     held, pool.keys = pool.keys, [x.clone() for x in pool.keys]
     del held

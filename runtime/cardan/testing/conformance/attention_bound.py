@@ -10,8 +10,8 @@ import numpy as np
 
 from cardan.ops.definitions import NumpyArray
 from cardan.ops.rounding import ROUNDOFF, SMALLEST, gamma
+from cardan.references.attention import Attended
 from cardan.testing.conformance.kv_rounding import kept_off
-from cardan.testing.reference_attention import Attended
 from cardan.types import LayerKV
 
 FLOAT32 = ROUNDOFF["float32"]

@@ -13,11 +13,11 @@ from typing import Any
 from cardan.engine.extensions import apply_installed_plugins
 from cardan.models import MODEL_FAMILIES
 from cardan.platform import Feature
+from cardan.references.sampling import Knobs, adjust, choose
 from cardan.testing.conformance import vector_checks
 from cardan.testing.conformance.check import Check, CheckError, NotApplicableError, expect
 from cardan.testing.conformance.engine_run import Answer, Ask, EngineRun, Layout, greedy, prompts, tiny
 from cardan.testing.conformance.parity import hold_all, hold_logprobs, run_layout
-from cardan.testing.conformance.sampler_reference import Knobs, adjust, choose
 from cardan.testing.conformance.subject import Subject
 from cardan.testing.conformance.tiny_checkpoint import TinyCheckpoint
 from cardan.testing.conformance.tiny_configs import CONTEXT, VOCAB, WRAPPERS

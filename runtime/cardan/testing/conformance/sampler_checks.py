@@ -15,9 +15,10 @@ import numpy as np
 from cardan.ops import bounds
 from cardan.ops.definitions import log_softmax
 from cardan.platform import Feature
+from cardan.references.logit_table import VOCAB
+from cardan.references.sampling import Knobs, adjust, choose
 from cardan.testing.conformance.check import Check, expect
-from cardan.testing.conformance.logit_model import VOCAB, LogitBench, make_table, sampling_batch
-from cardan.testing.conformance.sampler_reference import Knobs, adjust, choose
+from cardan.testing.conformance.logit_bench import LogitBench, make_table, sampling_batch
 from cardan.testing.conformance.subject import Subject
 from cardan.types import PenaltySeed
 
