@@ -108,8 +108,11 @@ def test_what_is_read_is_as_described(client: httpx.Client, document: dict[str, 
     for path, item in document["paths"].items():
         if "get" not in item:
             continue
-        ((media_type, content),) = item["get"]["responses"]["200"]["content"].items()
+        described = item["get"]["responses"]["200"]["content"]
+        (media_type, content), *others = described.items()
         asked = path.replace("{model}", model).replace("{response_id}", stored)
+        for other, _ in others:
+            assert client.get(asked, headers={"Accept": other}).headers["content-type"].startswith(other)
         response = client.get(asked, headers={"Accept": media_type})
         assert response.status_code == 200, path
         assert response.headers["content-type"].startswith(media_type)

@@ -57,6 +57,13 @@ def test_logging_is_configured(start_fake: Any, logged: logging.Logger, caplog: 
         response = server.http.post("/configure_logging", json=body)
         assert response.status_code == 400
         assert message in response.json()["error"]["message"].replace("Input ", "")
+    assert server.http.post("/configure_logging", json={"log_request_contents": True}).status_code == 200
+    for body in ({"log_requests": False}, {"log_requests": False, "log_request_contents": True}):
+        response = server.http.post("/configure_logging", json=body)
+        assert response.status_code == 400
+        assert "Without 'log_requests' no contents of requests are logged" in response.json()["error"]["message"]
+    off = server.http.post("/configure_logging", json={"log_requests": False, "log_request_contents": False})
+    assert off.json()["log_requests"] is False
 
 
 def test_garbage_is_frozen(start_fake: Any) -> None:

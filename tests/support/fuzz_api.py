@@ -34,6 +34,9 @@ def serve(folder: Path) -> tuple[subprocess.Popen[str], str]:
     command += [
         "--log-format",
         "json",
+        # So short that whatever is asked for ends well within the time of one request.
+        "--context-length",
+        "512",
         "--request-timeout-s",
         "20",
         "--chat-template",

@@ -66,6 +66,12 @@ async def configure_logging(request: Request) -> Response:
     if not changes:
         raise RequestError(f"Send at least one of {', '.join(LoggingBody.model_fields)}.", param="log_level")
     server = dataclasses.replace(state.config.server, **changes)
+    if server.log_request_contents and not server.log_requests:
+        raise RequestError(
+            "Without 'log_requests' no contents of requests are logged. Send \"log_requests\": true, or "
+            '"log_request_contents": false.',
+            param="log_request_contents",
+        )
     state.config = dataclasses.replace(state.config, server=server)
     state.watch = request.app.state.observers.makers(server, state.engine)
     if body.log_level is not None:
