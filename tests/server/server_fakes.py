@@ -52,6 +52,7 @@ class FakeTokenizer:
     eos_ids = frozenset({EOS_ID, IM_END_ID})
     has_chat_template = True
     special_ids = frozenset(SPECIAL)
+    special_tokens: Mapping[str, str] = {"eos_token": SPECIAL[EOS_ID]}
     chat_templates: Mapping[str, str] = {}
     variables: frozenset[str] = frozenset()
     rendered: Mapping[str, Any] = {}

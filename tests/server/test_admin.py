@@ -240,10 +240,21 @@ def test_tokenize_and_back(client: httpx.Client) -> None:
     assert encoded["count"] == len(encoded["tokens"])
     assert encoded["max_model_len"] > 0
     assert client.post("/tokenize", json={"prompt": text}).json() == encoded
-    assert client.post("/detokenize", json={"tokens": encoded["tokens"]}).json() == {"text": text}
-    assert client.post("/detokenize", json={"tokens": []}).json() == {"text": ""}
+    assert client.post("/detokenize", json={"tokens": encoded["tokens"]}).json() == {"text": text, "prompt": text}
+    assert client.post("/detokenize", json={"tokens": []}).json() == {"text": "", "prompt": ""}
     long = client.post("/tokenize", json={"text": "ab " * 5000, "add_special_tokens": False}).json()
     assert long["count"] >= 5000
+
+
+def test_a_client_that_tokenizes_here_learns_where_texts_end(client: httpx.Client, server: Any) -> None:
+    """As lm-evaluation-harness does, which encodes what it is told ends a text."""
+    info = client.get("/tokenizer_info").json()
+    tokenizer = server.engine.tokenizer
+    assert info["vocab_size"] == tokenizer.vocab_size
+    (end,) = client.post("/tokenize", json={"prompt": info["eos_token"], "add_special_tokens": False}).json()["tokens"]
+    assert end in tokenizer.eos_ids
+    assert info["bos_token"] is None or tokenizer.token_id(info["bos_token"]) == tokenizer.bos_id
+    assert info["chat_template"] == tokenizer.chat_templates.get("default")
 
 
 @pytest.mark.parametrize(

@@ -165,6 +165,11 @@ NATIVE = (
         body=admin.DetokenizeBody,
         summary="token ids to text",
     ),
+    served_get(
+        "/tokenizer_info",
+        endpoint=admin.tokenizer_info,
+        summary="where texts begin and end, and the chat template, for clients that tokenize by the routes above",
+    ),
     served_post(
         "/separate_reasoning",
         endpoint=parsing.separate_reasoning,

@@ -54,6 +54,11 @@ class Tokenizer:
         return self._special_ids
 
     @property
+    def special_tokens(self) -> Mapping[str, str]:
+        """Texts of the special tokens that the files name, by ``bos_token``, ``eos_token`` and so on."""
+        return self._parts.special_tokens
+
+    @property
     def has_chat_template(self) -> bool:
         """Whether ``render_chat`` has a template."""
         return bool(self._templates)

@@ -55,6 +55,14 @@ async def model_info(request: Request) -> Response:
     )
 
 
+async def tokenizer_info(request: Request) -> Response:
+    """GET ``/tokenizer_info``: what else a client needs that tokenizes by ``/tokenize``."""
+    tokenizer = state_of(request).engine.tokenizer
+    named = {"bos_token": None, "eos_token": None, **tokenizer.special_tokens}
+    template = tokenizer.chat_templates.get("default")
+    return JsonResponse({**named, "vocab_size": tokenizer.vocab_size, "chat_template": template})
+
+
 async def list_models(request: Request) -> Response:
     """GET ``/v1/models``."""
     return JsonResponse({"object": "list", "data": [_model_object(state_of(request))]})
@@ -141,11 +149,11 @@ class DetokenizeBody(Body):
 
 
 async def detokenize(request: Request) -> Response:
-    """POST ``/detokenize``."""
+    """POST ``/detokenize``; clients look for the answer under either name."""
     state = state_of(request)
     body = parse_body(DetokenizeBody, await read_object(request, state.config.server.max_body_bytes))
     state.check_model(body.model)
     ids = check_prompt_ids(body.tokens, state.engine.info.vocab_size, "tokens")
     decode = state.engine.tokenizer.decode
     text = await asyncio.to_thread(decode, ids, skip_special_tokens=body.skip_special_tokens)
-    return JsonResponse({"text": text})
+    return JsonResponse({"text": text, "prompt": text})
