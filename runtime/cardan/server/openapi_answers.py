@@ -137,7 +137,10 @@ ANSWERS: Mapping[str, Schema] = {
     "/api/version": record(version=TEXT),
     "/generate": {"anyOf": [_GENERATED, listed(_GENERATED)]},
     "/tokenize": record(tokens=listed(WHOLE), count=WHOLE, max_model_len=WHOLE),
-    "/detokenize": record(text=TEXT),
+    "/detokenize": record(text=TEXT, prompt=TEXT),
+    "/tokenizer_info": record(
+        bos_token=maybe(TEXT), eos_token=maybe(TEXT), vocab_size=WHOLE, chat_template=maybe(TEXT)
+    ),
     "/separate_reasoning": record(text=TEXT, reasoning_text=TEXT),
     "/parse_function_call": record(normal_text=TEXT, calls=listed(ANY_OBJECT)),
     "/abort_request": _SUCCESS,
