@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from cardan.errors import ConfigError
 from cardan.parsers import REASONING_FORMATS, TOOL_FORMATS, AnswerFormat, ParserContext, Wanted, read_answer
+from cardan.parsers.registry import choose_parsers
 
 PAGE = (Path(__file__).parents[2] / "docs" / "tools-and-reasoning.md").read_text(encoding="utf-8")
 
@@ -54,6 +56,15 @@ def test_examples_of_texts_that_exist_already() -> None:
     answer = read_answer(AnswerFormat("hermes").parser(Wanted(tools=ParserContext())), asked)
     shown = {"normal_text": answer.content, "calls": [{"tool_index": 0, "name": "now", "parameters": "{}"}]}
     assert json.dumps(shown, separators=(",", ":")) in PAGE
+
+
+def test_what_goes_together_with_whole_answers() -> None:
+    assert "beside it the other flag may only be `gpt-oss` too, or `none`" in PAGE
+    assert choose_parsers("gpt-oss", "none", ()) == ("gpt-oss", None)
+    assert choose_parsers("none", "gpt-oss", ()) == (None, "gpt-oss")
+    for flags in (("gpt-oss", "qwen3"), ("hermes", "gpt-oss")):
+        with pytest.raises(ConfigError, match="cannot go together"):
+            choose_parsers(*flags, ())
 
 
 def test_the_formats_that_can_be_strict() -> None:

@@ -12,7 +12,7 @@ from grammar_words import WORDS_TOKENIZER, takes, vocabulary
 from server_fakes import ServerThread, say
 from test_chat_tools import chat_server
 
-from cardan.grammar import GRAMMAR_BACKENDS, GrammarOptions, GrammarVocabulary
+from cardan.grammar import GRAMMAR_BACKENDS, GrammarOptions, GrammarVocabulary, spells_special_tokens
 from cardan.parsers import TOOL_FORMATS, AnswerFormat, ParserContext, Wanted, read_answer
 from cardan.server.chats.forced_calls import strict_grammar
 from cardan.server.openai.tools import read_tool_use
@@ -100,6 +100,16 @@ def test_marks_that_are_special_tokens_are_held_too(form: str) -> None:
     assert not accepts(WRITTEN[form].replace("ARGUMENTS", '{"a": "x"}'))
     for mark in TOOL_FORMATS[form].markers[1:]:
         assert not accepts(f"See. {mark}"), "a mark without what begins a call"
+
+
+def test_special_tokens_that_a_backend_cannot_spell() -> None:
+    if not GRAMMAR_BACKENDS["xgrammar"].installed:
+        pytest.skip("xgrammar is not installed")
+    assert not spells_special_tokens("xgrammar")
+    words, encode = with_marks("deepseekv31")
+    made = GRAMMAR_BACKENDS["xgrammar"].make(words, GrammarOptions())
+    matcher = made.compile(strict_grammar(USE, TOOL_FORMATS["deepseekv31"])).matcher()
+    assert not matcher.accept(encode("<｜tool▁calls▁begin｜>")[0])
 
 
 @pytest.mark.parametrize(("form", "written"), CASES)
