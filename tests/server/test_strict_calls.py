@@ -184,3 +184,24 @@ def test_marks_that_the_backend_cannot_spell_are_named(start_chat: Callable[...,
     named = server.http.post("/v1/chat/completions", json=body)
     assert named.headers["X-Cardan-Unenforced"] == "strict"
     assert server.engine.seen[-1].sampling.grammar is None
+
+
+@pytest.mark.parametrize("choice", ["auto", "required", {"type": "function", "function": {"name": "f"}}])
+def test_arguments_are_objects(start_chat: Callable[..., ServerThread], choice: Any) -> None:
+    server = start_chat(tool_call_parser="hermes", reasoning_parser="none")
+
+    def ask(parameters: dict[str, Any], **fields: Any) -> Any:
+        tool = {"type": "function", "function": {"name": "f", "parameters": parameters, **fields}}
+        body = {"model": "tiny", "messages": [{"role": "user", "content": say("x")}], "tools": [tool]}
+        return server.http.post("/v1/chat/completions", json={**body, "tool_choice": choice})
+
+    for kind in ("string", ["string", "null"], 5):
+        refused = ask({"type": kind}, strict=True)
+        assert refused.status_code == 400
+        assert "arguments are always an object" in refused.json()["error"]["message"]
+        assert ask({"type": kind}).status_code == (200 if choice == "auto" else 400)
+    assert ask({"type": ["object", "null"]}, strict=True).status_code == 200
+    grammar = server.engine.seen[-1].sampling.grammar
+    assert grammar is not None
+    assert '"object"' in grammar.text
+    assert '"null"' not in grammar.text

@@ -10,8 +10,10 @@ from typing import Any
 
 import msgspec
 
+from cardan.errors import RequestError
 from cardan.grammar_spec import GrammarKind, GrammarSpec
 from cardan.parsers import ToolFormat
+from cardan.server.http.bodies import shorten
 from cardan.server.openai.tools import ToolUse
 
 _NO_ARGUMENTS: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
@@ -25,6 +27,9 @@ def forced_grammar(tools: ToolUse, *, parallel: bool) -> GrammarSpec:
     Args:
         tools: the functions; ``mode`` is ``required`` or ``named``.
         parallel: whether there may be more than one call.
+
+    Raises:
+        RequestError: arguments of a function could not be an object.
     """
     names = [tools.name] if tools.name is not None else list(tools.schemas or {})
     definitions: dict[str, Any] = {}
@@ -50,22 +55,34 @@ def strict_grammar(tools: ToolUse, form: ToolFormat) -> GrammarSpec:
     Args:
         tools: the functions.
         form: how the model writes calls; it has frames.
+
+    Raises:
+        RequestError: arguments of a strict function could not be an object.
     """
     assert form.frames is not None, "a format without frames holds no calls"
     structures = []
     for function, schema in (tools.schemas or {}).items():
-        held = _arguments(schema) if function in tools.strict else {"type": "object"}
+        held = _arguments(function, schema) if function in tools.strict else {"type": "object"}
         structures += [{"begin": begin, "schema": held, "end": end} for begin, end in form.frames(function)]
     tags = {"structures": structures, "triggers": list(form.triggers or form.starts)}
     return GrammarSpec(kind=GrammarKind.STRUCTURAL_TAG, text=msgspec.json.encode(tags).decode())
 
 
-def _arguments(schema: Mapping[str, Any]) -> dict[str, Any]:
-    return {"type": "object", **schema} if schema else _NO_ARGUMENTS
+def _arguments(name: str, schema: Mapping[str, Any]) -> dict[str, Any]:
+    """What a function's arguments must be: an object, also where its schema allows others as well."""
+    kind = schema.get("type", "object")
+    if kind != "object" and not (isinstance(kind, list) and "object" in kind):
+        raise RequestError(
+            f"The parameters of the function '{name}' have the type {shorten(str(kind))!r}, and arguments are always "
+            "an object. Describe one, with the value as a property.",
+            param="tools",
+            code="invalid_value",
+        )
+    return {**schema, "type": "object"} if schema else _NO_ARGUMENTS
 
 
 def _call(name: str, schema: Mapping[str, Any], definitions: dict[str, Any]) -> dict[str, Any]:
-    arguments = _arguments(schema)
+    arguments = _arguments(name, schema)
     if _refers(arguments):
         # References lead from the root, which is no longer the function's own schema.
         key = f"arguments{len(definitions)}"
