@@ -82,6 +82,8 @@ def test_a_grammar_holds_what_the_parser_takes(backend_name: str, form: str, wri
     assert len(calls(form, good + "\n" + good)[1]) == 2
     for arguments in ('{"a": "x"}', "{}", '{"a": 1, "b": 2}', "[]"):
         assert not takes(compiled.matcher(), written.replace("ARGUMENTS", arguments)), arguments
+    for trigger in TOOL_FORMATS[form].triggers or TOOL_FORMATS[form].starts:
+        assert not takes(compiled.matcher(), f"See. {trigger} and then no call")
 
 
 @pytest.mark.parametrize("form", WRITTEN)
