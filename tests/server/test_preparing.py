@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import dataclasses
 import json
 import threading
 from collections.abc import Callable, Iterator
@@ -14,6 +16,7 @@ from server_fakes import ServerThread
 from test_disconnect import send
 
 from cardan.errors import RequestError
+from cardan.server.serve import finish_open_requests
 from cardan.server.state import ServerState
 
 LONG = "x" * 5000
@@ -173,6 +176,25 @@ def test_a_background_response_that_is_aborted_is_cancelled(server: ServerThread
     begun = answer.result(30).json()
     ended = server.http.post(f"/v1/responses/{begun['id']}/cancel").json()
     assert ended["status"] == "cancelled"
+    assert num_started(server) == before
+
+
+def test_what_is_prepared_is_aborted_after_the_drain_time(
+    server: ServerThread, hold: Hold, post: Any, state: ServerState, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = num_started(server)
+    held = hold()
+    answer = post("/v1/chat/completions", CHAT)
+    assert held.reached.wait(30)
+    (preparation,) = state.preparing.values()
+    at_once = dataclasses.replace(state.config.server, drain_timeout_s=0.0)
+    monkeypatch.setattr(state, "config", dataclasses.replace(state.config, server=at_once))
+    draining = asyncio.run_coroutine_threadsafe(finish_open_requests(state), server.loop)
+    while not preparation.aborted:
+        server.stats()
+    held.released.set()
+    assert answer.result(30).json()["choices"][0]["finish_reason"] == "abort"
+    draining.result(30)
     assert num_started(server) == before
 
 

@@ -311,7 +311,7 @@ class _Serving:
                 await asyncio.wait_for(self._stop.wait(), WATCH_INTERVAL_S)
         state.draining = True
         if engine.alive:
-            await self._drain(engine, state)
+            await self._drain(state)
         if not engine.alive:
             logger.error("A process of the engine ended; the server stops")
             self._exit_code = EXIT_ENGINE_DIED
@@ -319,20 +319,23 @@ class _Serving:
                 self._observers.crash.write(self._config, engine)
             await state.wait_until_idle(ABORT_GRACE_S)
 
-    async def _drain(self, engine: ServedEngine, state: ServerState) -> None:
+    async def _drain(self, state: ServerState) -> None:
         logger.info("Stopping: %d open requests may finish", state.num_open)
-        idle = asyncio.create_task(self._wait_for_end(engine, state))
+        idle = asyncio.create_task(finish_open_requests(state))
         now = asyncio.create_task(self._stop_now.wait())
         await asyncio.wait({idle, now}, return_when=asyncio.FIRST_COMPLETED)
         for task in (idle, now):
             task.cancel()
         await asyncio.gather(idle, now, return_exceptions=True)
 
-    async def _wait_for_end(self, engine: ServedEngine, state: ServerState) -> None:
-        deadline = asyncio.get_running_loop().time() + self._config.server.drain_timeout_s
-        while state.num_open and engine.alive and asyncio.get_running_loop().time() < deadline:
-            await state.wait_until_idle(WATCH_INTERVAL_S)
-        if state.num_open and engine.alive:
-            logger.warning("Stopping: %d requests are aborted after the drain time", state.num_open)
-            await state.abort(None)
-            await state.wait_until_idle(ABORT_GRACE_S)
+
+async def finish_open_requests(state: ServerState) -> None:
+    """Wait until open requests end, for the drain time at most; then abort those that are left."""
+    clock, engine = asyncio.get_running_loop().time, state.engine
+    deadline = clock() + state.config.server.drain_timeout_s
+    while state.num_open and engine.alive and clock() < deadline:
+        await state.wait_until_idle(WATCH_INTERVAL_S)
+    if state.num_open and engine.alive:
+        logger.warning("Stopping: %d requests are aborted after the drain time", state.num_open)
+        await state.abort(None)
+        await state.wait_until_idle(ABORT_GRACE_S)
