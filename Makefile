@@ -1,4 +1,4 @@
-# demo · test · test-more · check · conform · accuracy-cpu · native-compile · native-emulate · native-sanitize · kernels-compile · kernels-compile-all · kernels-grid · bench · bench-peers · accuracy · mac-check · device-check · device-wheels · screenshots · soak · fuzz-api · docs
+# demo · test · test-more · check · conform · accuracy-cpu · native-compile · native-emulate · native-sanitize · test-ipex · kernels-compile · kernels-compile-all · kernels-grid · bench · bench-peers · accuracy · accuracy-harness · accuracy-peers · mac-check · device-check · device-wheels · screenshots · soak · fuzz-api · docs
 #
 # Everything is installed into .venv; models are kept in .cardan. Nothing else of the machine is touched.
 
@@ -28,7 +28,7 @@ P ?= $(PLATFORM)
 # One process a core, one thread each; a file stays in one process, so that its fixtures are made once.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile
 
-.PHONY: demo test test-more check conform accuracy-cpu native-compile native-emulate native-sanitize kernels-compile kernels-compile-all kernels-grid bench bench-peers accuracy mac-check device-check device-wheels screenshots soak fuzz-api docs clean
+.PHONY: demo test test-more check conform accuracy-cpu native-compile native-emulate native-sanitize test-ipex kernels-compile kernels-compile-all kernels-grid bench bench-peers accuracy accuracy-harness accuracy-peers mac-check device-check device-wheels screenshots soak fuzz-api docs clean
 
 demo: $(VENV)/installed-$(PLATFORM) $(NATIVE)
 	@$(BIN)/python examples/demo.py
@@ -72,10 +72,11 @@ conform: $(VENV)/installed-test $(NATIVE)
 		conform --platform $(P) $(addprefix --platform-option ,$(O)) $(F)
 
 # What a small model of code whose weights are K-quants keeps on the CPU: its perplexity next to transformers, and what
-# it solves of HumanEval, minutes each; the numbers are kept in .cardan/accuracy-cpu.xml. The model is looked for in
-# CARDAN_TEST_MODELS and on Hugging Face's hub.
+# it solves of HumanEval; and what SmolLM2 loses in bfloat16, Q8_0 and Q4_0, next to transformers' logits. Minutes each;
+# the numbers are kept in .cardan/accuracy-cpu.xml. The model of code is looked for in CARDAN_TEST_MODELS and on Hugging
+# Face's hub.
 accuracy-cpu: $(VENV)/installed-test $(NATIVE) $(CARDAN_TEST_MODELS)/HumanEval.jsonl.gz
-	$(PYTEST) -o junit_family=xunit1 --junitxml=$(CARDAN_CACHE)/accuracy-cpu.xml -m accuracy tests/parity
+	$(PYTEST) -o junit_family=xunit1 --junitxml=$(CARDAN_CACHE)/accuracy-cpu.xml -m accuracy tests/parity tests/accuracy
 
 # Every variant of the CPU's kernels, those too that this processor does not run.
 native-compile: $(BIN)/python
@@ -116,6 +117,12 @@ native-sanitize: $(VENV)/installed-test
 	LD_PRELOAD="$(PRELOADED)" ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 \
 		PYTHONPATH=$(VENV)/sanitized $(PYTEST) -p no:cacheprovider tests/native --ignore tests/native/test_pool.py
 
+# Attention by IPEX, Intel's extension for torch, in an environment of its own under .cardan: 1 GB to download, then the
+# conformance suite by it, and times next to torch's attention and the native kernels, kept in docs/platforms/ipex.md.
+# Where it cannot be had, the target says why and ends with 3. F takes flags; F=--help lists them.
+test-ipex: $(VENV)/installed-test $(NATIVE) $(CARDAN_CACHE)/fetched
+	$(BIN)/python benchmarks/ipex_check.py $(F)
+
 bench: $(VENV)/installed-bench $(NATIVE) $(CARDAN_CACHE)/fetched
 	$(BIN)/python benchmarks/scheduling.py
 	$(BIN)/python benchmarks/transformers_parity.py
@@ -138,6 +145,20 @@ accuracy: $(VENV)/installed-test $(NATIVE) $(CARDAN_CACHE)/fetched
 	$(BIN)/cardan accuracy record --platform cpu $(ALIKE) --positions 200 --out $(RECORD)
 	$(BIN)/cardan accuracy compare $(RECORD) --platform mlx $(ALIKE) --no-noise \
 		--html docs/evidence/accuracy-cpu-mlx.html --json docs/evidence/accuracy-cpu-mlx.json
+
+# Tasks of lm-evaluation-harness, which gets an environment of its own, against Cardan's server on the platform that P
+# names; results and all answers are kept in .cardan/lm-eval. T names tasks, of its own or of the folder I (which is
+# benchmarks/tasks where it is not given), CHAT=1 asks by chats, and F takes flags of the server.
+HARNESS := $(VENV)/lm-eval/bin/lm_eval
+accuracy-harness: $(VENV)/installed-test $(NATIVE) $(VENV)/installed-harness $(CARDAN_CACHE)/fetched
+	$(BIN)/python benchmarks/harness.py --harness $(HARNESS) --out $(CARDAN_CACHE)/lm-eval $(if $(T),--tasks $(T)) \
+		$(if $(I),--include $(I)) $(if $(CHAT),--chat) -- --platform $(P) $(or $(F),--model smollm2-135m --dtype float32)
+
+# The same numbers by others: perplexity by llama.cpp, compiled in .cardan/peers, and tasks by lm-evaluation-harness.
+accuracy-peers: $(VENV)/installed-test $(NATIVE) $(VENV)/installed-harness $(CARDAN_CACHE)/fetched
+	PYTHONPATH=benchmarks $(BIN)/python -m peers.environments $(CARDAN_CACHE)/peers llama.cpp
+	CARDAN_TEST_HARNESS=$(abspath $(HARNESS)) $(PYTEST) -o junit_family=xunit1 \
+		--junitxml=$(CARDAN_CACHE)/accuracy-peers.xml -m peers tests/accuracy
 
 # On a Mac: conformance, greedy tokens and times, kept in docs/evidence/.
 mac-check: $(VENV)/installed-test $(CARDAN_CACHE)/fetched
@@ -208,6 +229,11 @@ $(VENV)/installed-routers: $(BIN)/python Makefile
 
 $(VENV)/installed-schemathesis: $(BIN)/python
 	@$(PYTHON) -m venv $(VENV)/schemathesis && $(VENV)/schemathesis/bin/pip install -qq --disable-pip-version-check 'schemathesis>=4,<5'
+	@touch $@
+
+$(VENV)/installed-harness: $(BIN)/python Makefile
+	@echo "Fetching lm-evaluation-harness, 800 MB with what it needs ..."
+	@$(PYTHON) -m venv $(VENV)/lm-eval && $(VENV)/lm-eval/bin/pip install -qq --disable-pip-version-check 'lm_eval[api]==0.4.13'
 	@touch $@
 
 $(CARDAN_TEST_MODELS)/HumanEval.jsonl.gz: | $(VENV)/installed-test
