@@ -6,7 +6,7 @@
 namespace cardan_native {
 namespace {
 
-constexpr int64_t kRowsAhead = 16;     // whose results' memory is asked for: stores wait for each other
+constexpr int64_t kRowsAhead = 16;     // whose memory is asked for: stores wait for each other
 constexpr int64_t kRowsTogether = 16;  // rows of scratch are a multiple: tiles are read whole
 
 int64_t padded_rows(int64_t rows) { return (rows + kRowsTogether - 1) / kRowsTogether * kRowsTogether; }
@@ -80,6 +80,13 @@ inline void finish_part(const float* sums, const float* bias, const T* residual,
   }
 }
 
+// Has memory come nearer that is soon written, or read.
+template <bool kWritten>
+inline void ask_for(const void* memory, int64_t bytes) {
+  const char* from = static_cast<const char*>(memory);
+  for (int64_t at = 0; at < bytes; at += kLine) __builtin_prefetch(from + at, kWritten);
+}
+
 // All panels of a row, then the next row: columns side by side share lines of the cache, rows may fall into one set.
 template <class T>
 void finish_rows(const LinearCall& call, int64_t panel, int64_t panels, int64_t first, int64_t rows, const float* sums,
@@ -89,8 +96,9 @@ void finish_rows(const LinearCall& call, int64_t panel, int64_t panels, int64_t 
   const int64_t bytes = panels * kPanel * static_cast<int64_t>(sizeof(T));
   for (int64_t row = 0; row < rows; ++row) {
     if (row + kRowsAhead < rows) {
-      const T* ahead = call.out.at<T>(first + row + kRowsAhead) + column;
-      for (int64_t at = 0; at < bytes; at += kLine) __builtin_prefetch(reinterpret_cast<const char*>(ahead) + at, 1);
+      const int64_t ahead = first + row + kRowsAhead;
+      ask_for<true>(call.out.at<T>(ahead) + column, bytes);
+      if (call.residual.data) ask_for<false>(call.residual.at<T>(ahead) + column, bytes);
     }
     T* to = call.out.at<T>(first + row) + column;
     const T* residual = call.residual.data ? call.residual.at<T>(first + row) + column : nullptr;

@@ -112,12 +112,20 @@ void multiply_block(const LinearCall& call, const float* x, const Tiles& tiles, 
   finish(call, block.panel, block.panels, block.row, block.rows, acc, panel_sums);
 }
 
+// Some columns of a row at a time are widened together, and laid side by side from there.
 template <class T, int kRows>
 void widen_tile(const Rows& x, int64_t first, float* to) {
   const T* rows[kRows];
   for (int row = 0; row < kRows; ++row) rows[row] = x.at<T>(first + row);
-  for (int64_t column = 0; column < x.width; ++column, to += kRows)
+  int64_t column = 0;
+  for (; column + kLanes <= x.width; column += kLanes) {
+    alignas(64) float wide[kRows][kLanes];
+    for (int row = 0; row < kRows; ++row) store(wide[row], load(rows[row] + column));
+    for (int at = 0; at < kLanes; ++at, to += kRows)
 #pragma GCC unroll 16
+      for (int row = 0; row < kRows; ++row) to[row] = wide[row][at];
+  }
+  for (; column < x.width; ++column, to += kRows)
     for (int row = 0; row < kRows; ++row) to[row] = widen(rows[row][column]);
 }
 
