@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import quantized_checkpoints as made
-from modelslim_checkpoints import KINDS, broken, write
+from modelslim_checkpoints import KINDS, STEP, broken, static, write
 
 from cardan.config import EngineConfig, ModelConfig, PlatformConfig
 from cardan.engine.extensions import apply_installed_plugins
 from cardan.engine.preparation import resolve_plan
 from cardan.errors import CheckpointError, UnsupportedError
+from cardan.quantization import ActivationStep, activation_step
 from cardan.weights import open_checkpoint
 from cardan_modelslim import DESCRIPTION
 
@@ -37,7 +39,11 @@ def test_values_are_those_that_the_description_means(tmp_path, kind):
         np.testing.assert_allclose(checkpoint.dequantize(checkpoint.tensor(name)), want, rtol=1e-5, atol=1e-5)
     assert checkpoint.quantized_by == ("modelslim", "ascend")
     assert f"ModelSlim {kind.split()[0]}" in checkpoint.notes[0]
-    assert ("not the checkpoint's" in checkpoint.notes[0]) == (kind.split()[0] == "W8A8")
+    static = kind.split()[0] == "W8A8"
+    assert ("one step for all activations" in checkpoint.notes[0]) == static
+    assert activation_step(checkpoint.tensor("model.embed_tokens.weight")) is None
+    rounded = activation_step(checkpoint.tensor("model.layers.1.mlp.up_proj.weight"))
+    assert rounded == (ActivationStep(float(np.float32(STEP)), 3) if static else None)
 
 
 @pytest.mark.parametrize("name", ["ascend", "modelslim", "MODELSLIM", "INT8_128_F32_A8"])
@@ -90,4 +96,16 @@ def test_a_step_that_is_none_is_refused(tmp_path, monkeypatch):
     monkeypatch.setitem(KINDS, "W8A8", (broken, "INT8_128_F32_A8"))
     write(tmp_path, "W8A8")
     with pytest.raises(CheckpointError, match="input_scale must be one positive number"):
+        opened(tmp_path).tensor("model.layers.0.mlp.up_proj.weight")
+
+
+@pytest.mark.parametrize("offset", [3.5, 200.0])
+def test_a_code_of_zero_that_is_none_is_refused(tmp_path, monkeypatch, offset):
+    def odd(weight: np.ndarray) -> tuple[dict[str, Any], np.ndarray]:
+        parts, values = static(weight, int64=False)
+        return {**parts, ".input_offset": np.array([offset], np.float32)}, values
+
+    monkeypatch.setitem(KINDS, "W8A8", (odd, "INT8_128_F32_A8"))
+    write(tmp_path, "W8A8")
+    with pytest.raises(CheckpointError, match=r"input_offset must be one whole number of -128 \.\. 127"):
         opened(tmp_path).tensor("model.layers.0.mlp.up_proj.weight")

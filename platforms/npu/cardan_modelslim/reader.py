@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from cardan.errors import CheckpointError
-from cardan.quantization import affine_format, integer_format, rounded_format
+from cardan.quantization import ActivationStep, affine_format, integer_format, rounded_format
 from cardan.types import Float32Array, Int32Array
 from cardan.weights.quantized import SCALES, SETTINGS, Entry, Groups, Module, Packed, Reader, Settings, groups_of
 
@@ -57,7 +57,7 @@ class ModelSlimReader(Reader):
             )
         _check_rest(description)
         self._group = description.get("group_size") or 0
-        steps = "; steps of activations are taken for each token, not the checkpoint's" if STATIC in found else ""
+        steps = "; W8A8 has one step for all activations: on NPUs it is the checkpoint's" if STATIC in found else ""
         self.summary = f"ModelSlim {' and '.join(found) or FLOAT}{steps}"
 
     def takes(self, module: str, suffix: str, entry: Entry) -> bool:
@@ -71,9 +71,11 @@ class ModelSlimReader(Reader):
         if kind == STATIC:
             groups = groups_of(module, rows, columns, -1)
             module.require(".input_scale", SCALES)
+            module.require(".input_offset", (*SCALES, "I8"))
             module.require(".deq_scale", ("F32", "I64"), (rows,))
             module.require(".quant_bias", ("I32",), (rows,))
-            return Packed(rounded_format(groups.block), (rows, columns), partial(_static_blocks, module, groups))
+            blocks = partial(_static_blocks, module, groups)
+            return Packed(rounded_format(groups.block), (rows, columns), blocks, partial(_static_step, module))
         scales = module.require(".weight_scale", SCALES)[1]
         per_row = int(np.prod(scales)) // rows
         if int(np.prod(scales)) != per_row * rows or per_row < 1 or columns % per_row:
@@ -121,11 +123,25 @@ def _offset_blocks(module: Module, groups: Groups) -> tuple[Any, Int32Array | No
 
 def _static_blocks(module: Module, groups: Groups) -> tuple[Any, Int32Array | None]:
     """Weights of which the description has only the product of their scale and that of activations."""
+    scales = _products(module) / _input_scale(module)
+    return groups.joined(module.numbers(".weight").view(np.uint8), groups.blocks(scales[:, None])), None
+
+
+def _input_scale(module: Module) -> np.float32:
     step = module.floats(".input_scale").reshape(-1)
     if step.size != 1 or step[0] <= 0:
         module.fail(f"{module.name}.input_scale must be one positive number, got {step[:4].tolist()}")
-    scales = _products(module) / step[0]
-    return groups.joined(module.numbers(".weight").view(np.uint8), groups.blocks(scales[:, None])), None
+    return np.float32(step[0])
+
+
+def _static_step(module: Module) -> ActivationStep:
+    """The calibrated step of activations: codes are ``round(x / input_scale) + input_offset``."""
+    suffix = ".input_offset"
+    integers = module.entries[suffix][0] == "I8"
+    zeros = (module.numbers(suffix) if integers else module.floats(suffix)).reshape(-1)
+    if zeros.size != 1 or not -128 <= zeros[0] <= 127 or zeros[0] != np.round(zeros[0]):
+        module.fail(f"{module.name}.input_offset must be one whole number of -128 .. 127, got {zeros[:4].tolist()}")
+    return ActivationStep(float(_input_scale(module)), int(zeros[0]))
 
 
 def _products(module: Module) -> Float32Array:

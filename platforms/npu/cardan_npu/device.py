@@ -16,12 +16,14 @@ from cardan.errors import UnsupportedError
 from cardan.platform import (
     AttentionBackend,
     CapturedStep,
+    Communicator,
     DeviceInfo,
     GraphRunner,
     LinearMethod,
     Memory,
     MemoryPolicy,
     OpsKVPool,
+    RankPlace,
 )
 from cardan.types import KVLayout
 from cardan_npu.attention import BACKENDS, NpuAttention
@@ -30,9 +32,19 @@ from cardan_npu.kv_pool import NpuKVPool
 from cardan_npu.linear import NpuQuantLinear
 from cardan_npu.memory import NPU_MEMORY
 from cardan_npu.ops import NpuOps
-from cardan_torch import DenseLinear, OwnMemoryPolicy, TorchDevice, allocator_memory, allocator_peak
+from cardan_torch import (
+    DenseLinear,
+    OwnMemoryPolicy,
+    TorchCommunicator,
+    TorchDevice,
+    allocator_memory,
+    allocator_peak,
+)
 
 NPU: Any = torch.npu  # type: ignore[attr-defined]
+
+COLLECTIVES = "hccl"
+"""What ranks speak through; torch knows it once torch_npu is imported."""
 
 
 class NpuFetch:
@@ -115,6 +127,12 @@ class NpuDevice(TorchDevice):
         self._runners.append(runner)
         return runner
 
+    def communicator(self, place: RankPlace) -> Communicator:
+        """Join a group of ranks over HCCL; see ``OpsDevice.communicator``."""
+        joined = TorchCommunicator(place, self.torch_device, COLLECTIVES)
+        self._npu_ops.communicator = joined
+        return joined
+
     def activation_peak(self, run: Callable[[], None]) -> int | None:
         """By torch's allocator."""
         return allocator_peak(NPU, self.torch_device, run)
@@ -124,7 +142,15 @@ class NpuDevice(TorchDevice):
         return NpuFetch(arrays)
 
     def close(self) -> None:
-        """Give graphs and cached memory back."""
+        """Leave the group of ranks, also after an error of the device, and give graphs and cached memory back."""
+        joined, self._npu_ops.communicator = self._npu_ops.communicator, None
+        try:
+            if joined is not None:
+                joined.close()
+        finally:
+            self._give_back()
+
+    def _give_back(self) -> None:
         NPU.synchronize(self.torch_device)
         for runner in self._runners:
             runner.close()

@@ -1,9 +1,10 @@
-"""Linears by torch_npu's quantized products: W8A8 with a step for each token, W8A16 and W4A16.
+"""Linears by torch_npu's quantized products: W8A8 with a calibrated step or one for each token, W8A16 and W4A16.
 
 It knows no checkpoint. Which call takes which format, and where FRACTAL_NZ is documented to pay, stands here.
 
 Sources: op-plugin, docs/context: torch_npu-npu_quant_matmul.md, torch_npu-npu_weight_quant_batchmatmul.md,
-torch_npu-npu_dynamic_quant.md, torch_npu-npu_convert_weight_to_int4pack.md, torch_npu-npu_format_cast.md.
+torch_npu-npu_dynamic_quant.md, torch_npu-npu_quantize.md, torch_npu-npu_convert_weight_to_int4pack.md and
+npu_format_cast.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import torch_npu
 
 from cardan.errors import UnsupportedError
 from cardan.platform import ActivationCodes, LinearMethod, LinearSpec, PackedWeight
-from cardan.quantization import format_spec
+from cardan.quantization import ActivationStep, activation_step, format_spec
 from cardan.types import TensorView
 from cardan_npu.formats import ROUNDED_FORMATS, W4_FORMATS, W8_FORMATS
 from cardan_npu.repacking import Codes, take_apart
@@ -97,18 +98,26 @@ class WidenedOnTheWay(QuantWeight):
         return rows, self._scales.index_select(1, ids).t(), self._dtype
 
 
-class RoundedByToken(QuantWeight):
-    """Codes times codes: activations are rounded to int8 with a step for each token, W8A8 dynamic.
+class CodesTimesCodes(QuantWeight):
+    """What the products of codes share: the weight in FRACTAL_NZ, which is recommended where it is not transposed."""
 
-    The weight lies in FRACTAL_NZ, which the documentation recommends for weights that are not transposed.
-    """
-
-    def __init__(self, codes: Codes, spec: LinearSpec, bias: torch.Tensor | None, device: torch.device) -> None:
+    def __init__(self, codes: Codes, spec: LinearSpec, device: torch.device) -> None:
         """Bring codes to the device; ``codes`` must have a scale a row."""
         self._dtype = torch_dtype(spec.dtype)
         across = torch.from_numpy(np.ascontiguousarray(codes.values.T)).to(device)
         self._weight = torch_npu.npu_format_cast(across, FRACTAL_NZ)
         self._scales = torch.from_numpy(np.ascontiguousarray(codes.scales[:, 0])).to(device)
+
+    def _rows(self, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.dtype]:
+        return self._weight.index_select(1, ids).t(), self._scales.index_select(0, ids)[:, None], self._dtype
+
+
+class RoundedByToken(CodesTimesCodes):
+    """Activations are rounded to int8 with a step for each token: W8A8 dynamic."""
+
+    def __init__(self, codes: Codes, spec: LinearSpec, bias: torch.Tensor | None, device: torch.device) -> None:
+        """Bring codes to the device; ``codes`` must have a scale a row."""
+        super().__init__(codes, spec, device)
         self._bias = None if bias is None else bias.to(self._dtype).float()
         self.tensors = tuple(x for x in (self._weight, self._scales, self._bias) if x is not None)
 
@@ -127,8 +136,39 @@ class RoundedByToken(QuantWeight):
         )
         return out
 
-    def _rows(self, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.dtype]:
-        return self._weight.index_select(1, ids).t(), self._scales.index_select(0, ids)[:, None], self._dtype
+
+class RoundedAsCalibrated(CodesTimesCodes):
+    """Activations are rounded to int8 by the step that the checkpoint has for all tokens: W8A8 static.
+
+    ``(codes @ weight + bias) * step * scales``, where the bias in int32 takes back what the code of 0 adds.
+    """
+
+    def __init__(
+        self, codes: Codes, spec: LinearSpec, rounded: ActivationStep, bias: torch.Tensor | None, device: torch.device
+    ) -> None:
+        """Bring codes to the device; ``codes`` must have a scale a row."""
+        super().__init__(codes, spec, device)
+        products = codes.scales[:, 0].astype(np.float64) * rounded.step
+        added = -rounded.zero * codes.values.sum(axis=1, dtype=np.int64)
+        if bias is not None:
+            wide = bias.to(self._dtype).float().cpu().numpy().astype(np.float64)
+            added = added + np.rint(np.divide(wide, products, out=np.zeros_like(wide), where=products != 0))
+        low, high = np.iinfo(np.int32).min, np.iinfo(np.int32).max
+        self._bias = torch.from_numpy(np.clip(added, low, high).astype(np.int32)).to(device)
+        self._products = torch.from_numpy(products.astype(np.float32)).to(device)
+        self._step = torch.tensor([rounded.step], dtype=torch.float32).to(device)
+        self._zero = torch.tensor([rounded.zero], dtype=torch.int32).to(device)
+        self.tensors = (self._weight, self._scales, self._bias, self._products, self._step, self._zero)
+
+    def apply(self, x: torch.Tensor) -> torch.Tensor:
+        """See ``PackedWeight.apply``."""
+        if x.shape[0] == 0:
+            return x.new_empty((0, len(self._scales)))
+        rounded = torch_npu.npu_quantize(x, self._step, self._zero, torch.qint8)
+        out: torch.Tensor = torch_npu.npu_quant_matmul(
+            rounded, self._weight, self._products, bias=self._bias, output_dtype=self._dtype
+        )
+        return out
 
 
 class NpuQuantLinear(LinearMethod):
@@ -176,9 +216,18 @@ class NpuQuantLinear(LinearMethod):
         if codes.by_row:
             codes = Codes(codes.values, codes.scales[:, :1], spec.in_features)
             if fmt in ROUNDED_FORMATS:
-                return RoundedByToken(codes, spec, bias, self.device)
+                return self._pack_rounded(codes, spec, {activation_step(view) for view in held}, bias)
         if spec.dtype == "float16" and not codes.scales_fit_float16:
             dtype = torch_dtype(spec.dtype)
             widened = torch.from_numpy(codes.widened()).to(dtype).to(self.device)
             return DenseWeight(widened, None if bias is None else bias.to(dtype))
         return WidenedOnTheWay(codes, spec, format_spec(fmt).bits, bias, self.device)
+
+    def _pack_rounded(
+        self, codes: Codes, spec: LinearSpec, steps: set[ActivationStep | None], bias: torch.Tensor | None
+    ) -> PackedWeight:
+        """With the calibrated step, where all of the rows have the same one."""
+        rounded = steps.pop() if len(steps) == 1 else None
+        if rounded is None:
+            return RoundedByToken(codes, spec, bias, self.device)
+        return RoundedAsCalibrated(codes, spec, rounded, bias, self.device)

@@ -3,6 +3,7 @@
 It knows no file type, no model and no GEMM: GEMMs belong to platforms, which claim formats by name.
 """
 
+from cardan.quantization.calibrated import ActivationStep, CalibratedView, activation_step
 from cardan.quantization.dequantization import dequantize
 from cardan.quantization.formats import (
     AFFINE_BITS,
@@ -35,7 +36,10 @@ __all__ = [
     "FORMATS",
     "INTEGER_FORMATS",
     "WRITABLE_FORMATS",
+    "ActivationStep",
+    "CalibratedView",
     "FormatSpec",
+    "activation_step",
     "affine_format",
     "dequantize",
     "float8_format",

@@ -7,11 +7,11 @@ import pytest
 
 from cardan.errors import UnsupportedError
 from cardan.platform import LinearSpec
-from cardan.quantization import dequantize, format_spec
+from cardan.quantization import ActivationStep, CalibratedView, dequantize, format_spec
 from cardan.types import TensorView
 
 
-def by_row(fmt: str, rows: int, columns: int, scale: float = 0.01) -> TensorView:
+def by_row(fmt: str, rows: int, columns: int, scale: float = 0.01, step: ActivationStep | None = None) -> TensorView:
     """Codes at random with one scale for each row, as a checkpoint with channel-wise scales has them."""
     spec = format_spec(fmt)
     rng = np.random.default_rng(3)
@@ -20,7 +20,8 @@ def by_row(fmt: str, rows: int, columns: int, scale: float = 0.01) -> TensorView
     scales = np.repeat(rng.uniform(scale, 2 * scale, rows).astype(kinds[spec.scale]), per_row)
     codes = rng.integers(0, 256, (rows * per_row, spec.block_elements * spec.bits // 8), dtype=np.uint8)
     blocks = np.concatenate((scales[:, None].view(np.uint8).reshape(rows * per_row, -1), codes), axis=1)
-    return TensorView("w", fmt, (rows, columns), np.ascontiguousarray(blocks).reshape(-1).data)
+    held = ("w", fmt, (rows, columns), np.ascontiguousarray(blocks).reshape(-1).data)
+    return TensorView(*held) if step is None else CalibratedView(*held, activations=step)
 
 
 def packed(device, view: TensorView, dtype: str = "bfloat16", bias: np.ndarray | None = None):
@@ -53,6 +54,34 @@ def test_values_are_kept(device, fmt, kind):
     rows = device.ops.to_host(weight.gather(device.ops.from_host(np.array([5, 0], np.int32))))
     np.testing.assert_allclose(rows, want[[5, 0]], rtol=1e-2)
     assert weight.apply(device.ops.from_host(np.zeros((0, 256), np.float32), "bfloat16")).shape == (0, 24)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("step", [ActivationStep(0.0271, 0), ActivationStep(0.0271, -17), ActivationStep(0.0113, 5)])
+def test_a_calibrated_step_rounds_activations_as_the_checkpoint_says(device, dtype, step):
+    """Held to float64: codes by the step, cut to int8 where they exceed it, times codes."""
+    view = by_row("INT8_128_F32_A8", 24, 256, step=step)
+    bias = np.linspace(-1, 1, 24).astype(np.float32)
+    weight = packed(device, view, dtype, bias)
+    assert type(weight).__name__ == "RoundedAsCalibrated"
+    given = device.ops.from_host(np.random.default_rng(4).normal(size=(3, 256)).astype(np.float32), dtype)
+    x = device.ops.to_host(given).astype(np.float64)
+    codes = np.clip(np.rint(x / np.float32(step.step)) + step.zero, -128, 127) - step.zero
+    want = step.step * codes @ dequantize(view).astype(np.float64).T + bias
+    unit = 2.0 ** (-11 if dtype == "float16" else -8)
+    # a bias is rounded to the type, and to whole products of a code and a code
+    slack = unit * np.abs(bias) + step.step * 0.02
+    assert (np.abs(device.ops.to_host(weight.apply(given)) - want) <= 2 * unit * np.abs(want) + slack).all()
+    rows = device.ops.to_host(weight.gather(device.ops.from_host(np.array([5, 0], np.int32))))
+    np.testing.assert_allclose(rows, dequantize(view)[[5, 0]], rtol=1e-2)
+    assert weight.apply(device.ops.from_host(np.zeros((0, 256), np.float32), dtype)).shape == (0, 24)
+
+
+def test_rows_of_different_calibrated_steps_take_one_for_each_token(device):
+    halves = [by_row("INT8_128_F32_A8", 12, 256, step=ActivationStep(step, 0)) for step in (0.01, 0.02)]
+    spec = LinearSpec(name="w", out_features=24, in_features=256, dtype="bfloat16")
+    weight = device.linear_methods()[0].pack(halves, spec, None)
+    assert type(weight).__name__ == "RoundedByToken"
 
 
 def test_w8a8_lies_in_fractal_nz_and_w4_in_half_a_byte(device, torch_npu):

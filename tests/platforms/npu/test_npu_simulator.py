@@ -140,6 +140,8 @@ def test_products_are_refused(t):
         npu.npu_quant_matmul(rounded, codes, scale.half(), pertoken_scale=steps, output_dtype=torch.float16)
     with pytest.raises(RuntimeError, match="bias"):
         npu.npu_quant_matmul(rounded, codes, scale, bias=scale, output_dtype=torch.float16)
+    with pytest.raises(RuntimeError, match="bias must have one dimension, as long as x2's last, 5"):
+        npu.npu_quant_matmul(rounded, codes, scale, bias=t.on(np.ones(4, np.int32)), output_dtype=torch.float16)
     with pytest.raises(RuntimeError, match="antiquant_scale must have the type"):
         npu.npu_weight_quant_batchmatmul(x, codes, scale[None])
     with pytest.raises(RuntimeError, match="multiple of 32"):
@@ -148,6 +150,27 @@ def test_products_are_refused(t):
         npu.npu_weight_quant_batchmatmul(x, npu.npu_format_cast(codes, 29), t.floats(1, 5))
     with pytest.raises(RuntimeError, match=r"-8 \.\. 7"):
         npu.npu_convert_weight_to_int4pack(t.on(np.full((2, 8), 8, np.int32)))
+
+
+def test_steps_that_are_given_are_refused_where_they_do_not_fit(t):
+    npu, torch = t.npu, t.torch
+    x, step = t.floats(3, 64), t.on(np.array([0.5], np.float32))
+    with pytest.raises(RuntimeError, match="scales must be float32, bfloat16"):
+        npu.npu_quantize(x, step.half(), None, torch.qint8)
+    with pytest.raises(RuntimeError, match="scales must have one dimension"):
+        npu.npu_quantize(x, step[None], None, torch.qint8)
+    with pytest.raises(RuntimeError, match="scales must have 1 or 64 elements"):
+        npu.npu_quantize(x, t.on(np.ones(3, np.float32)), None, torch.qint8)
+    with pytest.raises(RuntimeError, match="zero_points must be int8, uint8, int32, bfloat16"):
+        npu.npu_quantize(x, step, step, torch.qint8)
+    with pytest.raises(RuntimeError, match="bfloat16 scales need bfloat16 zero_points"):
+        npu.npu_quantize(x, step.bfloat16(), t.on(np.array([1], np.int32)), torch.qint8)
+    with pytest.raises(RuntimeError, match="dtype must be qint8, quint8 or int32"):
+        npu.npu_quantize(x, step, None, torch.float16)
+    codes = npu.npu_quantize(
+        t.on(np.array([[-99.0, 0.6, 1.3]], np.float32)), step, t.on(np.array([3], np.int32)), torch.qint8
+    )
+    assert codes.cpu().tolist() == [[-128, 4, 6]]
 
 
 def test_codes_of_four_bits_come_back(t):

@@ -9,6 +9,7 @@ from torch.utils import backend_registration
 
 from torch_npu._attention import npu_fused_infer_attention_score
 from torch_npu._device import Module
+from torch_npu._distributed import register as _register_hccl
 from torch_npu._layers import npu_add_rms_norm, npu_rms_norm, npu_rotary_mul, npu_scatter_nd_update_, npu_swiglu
 from torch_npu._quantized import (
     get_npu_format,
@@ -52,3 +53,4 @@ def _register() -> torch.library.Library:
 
 
 _library = _register()
+_register_hccl()

@@ -131,9 +131,9 @@ def _quantize(
     if div_mode:
         require_dtype(scales, (torch.float32, torch.bfloat16), function, "scales")
         require(
-            dtype in (torch.qint8, torch.quint8, torch.qint32),
+            dtype in (torch.qint8, torch.quint8, torch.int32),
             function,
-            f"dtype must be qint8, quint8 or qint32, got {dtype}",
+            f"dtype must be qint8, quint8 or int32, got {dtype}",
         )
         if zero_points is not None:
             require_dtype(zero_points, (torch.int8, torch.uint8, torch.int32, torch.bfloat16), function, "zero_points")
@@ -171,6 +171,9 @@ def _quant_matmul(
     require(scale.dim() == 1 and scale.numel() in (1, x2.shape[1]), function, f"scale must be [1] or [{x2.shape[1]}]")
     _check_combination(scale, pertoken_scale, bias, output_dtype)
     product = x1.double() @ x2.double()
+    if bias is not None:
+        fits = tuple(bias.shape) == (x2.shape[1],)
+        require(fits, function, f"bias must have one dimension, as long as x2's last, {x2.shape[1]}")
     if bias is not None and bias.dtype == torch.int32:
         product = product + bias.double()
     out = product * scale.double()
@@ -200,13 +203,12 @@ def _check_combination(
         biases = (torch.int32, torch.bfloat16, torch.float32)
     elif pertoken_scale is not None:
         require_dtype(scale, (torch.float32,), function, "scale for float16 results with pertoken_scale")
-        biases = (torch.int32, torch.float16, torch.float32)
+        biases = (torch.int32, torch.float32)
     else:
         require_dtype(scale, (torch.float32,), function, "scale for float16 results (int64 is not simulated)")
         biases = (torch.int32,)
     if bias is not None:
         require_dtype(bias, biases, function, "bias")
-        require(bias.dim() == 1, function, "bias must have one dimension")
 
 
 def _to_int4pack(weight: torch.Tensor) -> torch.Tensor:

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cardan.errors import CheckpointError
-from cardan.quantization import AFFINE_GROUPS, AFFINE_SCALES, dequantize
+from cardan.quantization import AFFINE_GROUPS, AFFINE_SCALES, ActivationStep, CalibratedView, dequantize
 from cardan.types import Float32Array, Int32Array, TensorView
 
 Shape: TypeAlias = tuple[int, ...]
@@ -103,16 +103,19 @@ class Packed:
         fmt: a key of ``cardan.quantization.FORMATS``.
         shape: logical, ``(out_features, in_features)``.
         blocks: makes the bytes of all rows, and the order of their columns where that is not as they stand.
+        activations: reads how the checkpoint has activations rounded, where it says so.
     """
 
     fmt: str
     shape: Shape
     blocks: Callable[[], tuple[Bytes, Int32Array | None]]
+    activations: Callable[[], ActivationStep] | None = None
 
     def view(self, name: str) -> TensorView:
         """Put it together."""
         data, order = self.blocks()
-        return TensorView(name, self.fmt, self.shape, data.reshape(-1).data, order)
+        held = (name, self.fmt, self.shape, data.reshape(-1).data, order)
+        return TensorView(*held) if self.activations is None else CalibratedView(*held, self.activations())
 
 
 @dataclass(frozen=True, slots=True)
