@@ -7,10 +7,21 @@ from __future__ import annotations
 
 import torch
 
-from cardan.platform import DeviceInfo, LinearMethod, Memory, MemoryPolicy, SharedMemoryPolicy, host_memory
+from cardan.platform import (
+    AttentionBackend,
+    DeviceInfo,
+    LinearMethod,
+    Memory,
+    MemoryPolicy,
+    OpsKVPool,
+    SharedMemoryPolicy,
+    host_memory,
+)
+from cardan.types import KVLayout
 from cardan_cpu.host import read_host, usable_cores
+from cardan_cpu.ipex import IPEX
 from cardan_cpu.linear import CpuDenseLinear
-from cardan_torch import TorchDevice
+from cardan_torch import TorchDevice, TorchKVPool
 
 
 class CpuDevice(TorchDevice):
@@ -39,6 +50,18 @@ class CpuDevice(TorchDevice):
     def linear_methods(self) -> tuple[LinearMethod, ...]:
         """Dense weights."""
         return self._linears
+
+    def attention(self, name: str, pool: OpsKVPool, layout: KVLayout, dtype: str) -> AttentionBackend:
+        """The backend ``torch``, or ``ipex`` where that is installed.
+
+        Raises:
+            UnsupportedError: another name, or IPEX cannot attend here.
+        """
+        if name != IPEX or not isinstance(pool, TorchKVPool):
+            return super().attention(name, pool, layout, dtype)
+        from cardan_cpu.ipex_attention import IpexAttention
+
+        return IpexAttention(pool)
 
 
 def default_threads() -> int:

@@ -10,6 +10,7 @@ from dataclasses import replace
 from cardan.platform import Capability, Evidence, Feature, Support
 from cardan.quantization import FLOAT8_FORMATS, INTEGER_FORMATS, format_spec
 from cardan_cpu.host import Host
+from cardan_cpu.ipex import IPEX, ipex_capability
 from cardan_cpu.kernels import VERIFIED
 
 DENSE_FORMATS = ("F32", "F16", "BF16")
@@ -44,6 +45,7 @@ def torch_features(host: Host) -> dict[str, Capability]:
         "dtype:float32": _native("torch's GEMM"),
         "dtype:float16": _emulated("widened to float32 inside torch"),
         "attention:torch": _native("keys and values gathered by slot, then torch's fused attention"),
+        f"attention:{IPEX}": ipex_capability(),
         Feature.SLIDING_WINDOW: _native("only the window's slots are read"),
         Feature.ATTENTION_SOFTCAP: _native("scores written out in float32, a bounded block at a time"),
         Feature.ATTENTION_SINKS: _native("scores written out in float32, a bounded block at a time"),

@@ -1,0 +1,182 @@
+"""Attention by IPEX without IPEX: what is said where it is missing, and what its two calls are given.
+
+``make test-ipex`` runs the conformance suite over the real ones. The stand-in computes what their docstrings say.
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib import metadata
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from cardan.errors import UnsupportedError  # noqa: E402
+from cardan.platform import AttentionMeta, DeviceInfo, Support  # noqa: E402
+from cardan.types import ForwardMode, KVLayout, LayerKV, TableDelta  # noqa: E402
+from cardan_cpu import ipex, ipex_attention  # noqa: E402
+from cardan_cpu.device import CpuDevice  # noqa: E402
+from cardan_cpu.features import torch_features  # noqa: E402
+from cardan_cpu.host import read_host  # noqa: E402
+
+SLOTS, ROWS, LENGTH = 64, 4, 16
+
+
+class PagedAttention:
+    """The two calls over pages ``[blocks, heads, block_size, dim]``, in float64."""
+
+    calls: list[str] = []  # noqa: RUF012
+
+    @classmethod
+    def single_query_cached_kv_attention(
+        cls, out, query, keys, values, heads, scale, tables, lengths, block_size, longest, alibi, **options
+    ):
+        cls.calls.append("decode")
+        assert (block_size, alibi, int(lengths.max())) == (1, None, longest)
+        assert keys.shape[1] == int(heads.max()) + 1
+        assert not (options["window_size"] > 0 and options["softcap"] > 0)
+        starts = torch.arange(len(lengths) + 1)
+        window = options["window_size"]
+        cls.attend(out, query, (keys, values), (starts, lengths, tables), scale, (window, options["softcap"]))
+
+    @classmethod
+    def flash_attn_varlen_func(
+        cls, out, query, keys, values, starts, key_starts, most, longest, scale, causal, tables, alibi, **options
+    ):
+        cls.calls.append("extend")
+        assert causal
+        assert alibi is None
+        assert (int(starts.diff().max()), int(key_starts.diff().max())) == (most, longest)
+        left = options["window_size_left"]
+        window = left + 1 if left >= 0 else -1
+        cls.attend(out, query, (keys, values), (starts, key_starts.diff(), tables), scale, (window, options["softcap"]))
+
+    @staticmethod
+    def attend(out, query, caches, rows, scale, limits):
+        window, softcap = limits
+        starts, lengths, tables = rows
+        assert tables.dtype is starts.dtype is torch.int32 or tables.dtype is torch.int32
+        for row, length in enumerate(lengths.tolist()):
+            first, last = int(starts[row]), int(starts[row + 1])
+            slots = tables[row, :length].long()
+            keys, values = (cache[slots, :, 0].double() for cache in caches)
+            shared = query.shape[1] // keys.shape[1]
+            keys, values = (x.repeat_interleave(shared, dim=1) for x in (keys, values))
+            scores = torch.einsum("qhd,khd->hqk", query[first:last].double(), keys) * scale
+            if softcap > 0:
+                scores = softcap * torch.tanh(scores / softcap)
+            ahead = torch.arange(length) - (torch.arange(last - first)[:, None] + length - (last - first))
+            hidden = (ahead > 0) | ((-ahead >= window) if window > 0 else False)
+            weights = scores.masked_fill(hidden, float("-inf")).softmax(-1)
+            out[first:last] = torch.einsum("hqk,khd->qhd", weights, values).to(out.dtype)
+
+
+@pytest.fixture
+def installed(monkeypatch: pytest.MonkeyPatch) -> type[PagedAttention]:
+    """IPEX as far as it is called."""
+    names = (ipex.MODULE, f"{ipex.MODULE}.llm", f"{ipex.MODULE}.llm.modules")
+    for name in names:
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    sys.modules[names[-1]].PagedAttention = PagedAttention  # type: ignore[attr-defined]
+    monkeypatch.setattr(ipex, "why_not_ipex", lambda: None)
+    monkeypatch.setattr(ipex_attention, "why_not_ipex", lambda: None)
+    PagedAttention.calls = []
+    return PagedAttention
+
+
+def attended(name: str, layer: LayerKV, counts: list[int], lengths: list[int], sinks: Any = None) -> np.ndarray:
+    """What a backend makes of a step whose rows have so many queries and keys, over a pool at random."""
+    rng = np.random.default_rng(6)
+    layout = KVLayout(layers=(layer,), page_size=1, dtype="float32")
+    device = CpuDevice(DeviceInfo(index=0, name="some CPU", detail="", total_memory=1), 1)
+    pool = device.allocate_kv(layout, SLOTS, ROWS, LENGTH)
+    for leaf in pool.leaves():
+        leaf.copy_(torch.from_numpy(rng.normal(size=tuple(leaf.shape)).astype(np.float32)))
+    slots = rng.permutation(SLOTS - 1)[: len(lengths) * LENGTH].reshape(len(lengths), LENGTH).astype(np.int32) + 1
+    pool.update_tables([TableDelta(row_id=row, start=0, slots=slots[row][None]) for row in range(len(lengths))])
+    places = [np.arange(length - count, length) for count, length in zip(counts, lengths, strict=True)]
+    meta = AttentionMeta(
+        mode=ForwardMode.DECODE if max(counts) == 1 else ForwardMode.EXTEND,
+        query_starts=np.concatenate(([0], np.cumsum(counts))).astype(np.int32),
+        seq_lens=np.array(lengths, np.int32),
+        row_ids=np.arange(len(lengths), dtype=np.int32),
+        positions=np.concatenate(places).astype(np.int32),
+        out_slots=np.concatenate([slots[row][place] for row, place in enumerate(places)])[None].astype(np.int32),
+    )
+    heads = ((layer.q_heads, layer.k_dim), (layer.kv_heads, layer.k_dim), (layer.kv_heads, layer.v_dim))
+    q, k, v = (torch.from_numpy(rng.normal(size=(sum(counts), *each)).astype(np.float32)) for each in heads)
+    backend = device.attention(name, pool, layout, "float32")
+    return backend.forward(q, k, v, layer, backend.plan(meta), sinks).reshape(sum(counts), -1).numpy()
+
+
+def layer(**changes: Any) -> LayerKV:
+    return LayerKV(**{"index": 0, "q_heads": 4, "kv_heads": 2, "k_dim": 8, "v_dim": 8, "scale": 0.4, **changes})
+
+
+STEPS = {"decode": ([1, 1, 1], [9, 1, 16]), "extend": ([5, 1, 7], [9, 12, 7])}
+
+
+@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("changes", [{}, {"window": 3}, {"softcap": 2.0}], ids=["full", "window", "softcap"])
+def test_rows_go_to_the_call_for_them_and_attend_as_by_torch(installed, step, changes):
+    got = attended("ipex", layer(**changes), *STEPS[step])
+    assert installed.calls == [step]
+    np.testing.assert_allclose(got, attended("torch", layer(**changes), *STEPS[step]), atol=2e-6)
+
+
+@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize(
+    ("changes", "sinks"),
+    [({"v_dim": 4}, None), ({"window": 1}, None), ({"window": 3, "softcap": 2.0}, None), ({"sinks": True}, 4)],
+    ids=["values-less-wide", "window-of-one", "window-and-softcap", "sinks"],
+)
+def test_what_ipex_does_not_take_goes_by_torch(installed, step, changes, sinks):
+    given = None if sinks is None else torch.linspace(-1, 1, sinks)
+    got = attended("ipex", layer(**changes), *STEPS[step], sinks=given)
+    assert installed.calls == []
+    np.testing.assert_array_equal(got, attended("torch", layer(**changes), *STEPS[step], sinks=given))
+
+
+def test_without_ipex_the_answer_says_what_is_missing(monkeypatch):
+    monkeypatch.setattr(ipex.util, "find_spec", lambda name: None)
+    answer = torch_features(read_host())["attention:ipex"]
+    assert answer.support is Support.UNSUPPORTED
+    assert answer.reason == "intel-extension-for-pytorch is not installed; its last release, 2.8, needs torch 2.8"
+    assert answer.alternative == "Pass --attention-backend torch"
+    with pytest.raises(UnsupportedError, match=r"Attention by IPEX cannot run: intel-extension-for-pytorch is not"):
+        attended("ipex", layer(), *STEPS["decode"])
+
+
+@pytest.mark.parametrize(
+    ("versions", "said"),
+    [
+        (("2.8.0", "2.8.0+cpu"), None),
+        (("2.8.0", "2.13.0+cpu"), "intel-extension-for-pytorch 2.8 needs torch 2.8, and here is torch 2.13"),
+        ((None, "2.8.0"), "intel-extension-for-pytorch unknown needs torch unknown, and here is torch 2.8"),
+    ],
+)
+def test_releases_must_be_those_of_one_number(monkeypatch, versions, said):
+    found = dict(zip(("intel-extension-for-pytorch", "torch"), versions, strict=True))
+
+    def version(name: str) -> str:
+        if found[name] is None:
+            raise metadata.PackageNotFoundError(name)
+        return found[name]
+
+    monkeypatch.setattr(ipex.util, "find_spec", lambda name: object())
+    monkeypatch.setattr(ipex.metadata, "version", version)
+    assert ipex.why_not_ipex() == said
+    assert (ipex.ipex_capability().support is Support.NATIVE) == (said is None)
+
+
+def test_an_import_that_breaks_is_said_with_what_broke(installed, monkeypatch):
+    def broken(name: str) -> Any:
+        raise NameError("name 'MoeModelOutputWithPast' is not defined")
+
+    monkeypatch.setattr(ipex_attention.importlib, "import_module", broken)
+    with pytest.raises(UnsupportedError, match=r"NameError: name 'MoeModelOutputWithPast' is not defined.*uninstall"):
+        attended("ipex", layer(), *STEPS["decode"])
