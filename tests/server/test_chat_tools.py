@@ -411,25 +411,6 @@ def start_chat() -> Iterator[Callable[..., ServerThread]]:
         server.stop()
 
 
-def test_formats_that_cannot_be_strict(start_chat: Callable[..., ServerThread]) -> None:
-    server = start_chat(tool_call_parser="mistral")
-    tool = {"type": "function", "function": {"name": "f", "strict": True}}
-    response = server.http.post("/v1/chat/completions", json=asking("x", tools=[tool]))
-    assert response.headers["X-Cardan-Unenforced"] == "strict"
-    assert server.engine.seen[-1].sampling.grammar is None
-    asked = {"model": "tiny", "tools": [{"type": "function", "name": "f", "strict": True}], "input": say("x")}
-    with server.http.stream("POST", "/v1/responses", json={**asked, "stream": True}) as streamed:
-        streamed.read()
-    assert streamed.headers["X-Cardan-Unenforced"] == "strict"
-    claude = {"name": "f", "input_schema": {"type": "object"}, "strict": True}
-    asked = {"model": "tiny", "max_tokens": 9, "tools": [claude], "messages": [{"role": "user", "content": say("x")}]}
-    assert server.http.post("/v1/messages", json=asked).headers["X-Cardan-Unenforced"] == "strict"
-    for fields in ({"tool_choice": "required"}, {"tool_choice": "none"}, {"tools": [NOW]}):
-        held = server.http.post("/v1/chat/completions", json=asking("x", **{"tools": [tool], **fields}))
-        assert held.status_code == 200
-        assert "X-Cardan-Unenforced" not in held.headers
-
-
 @pytest.mark.parametrize(
     "text",
     [
@@ -499,23 +480,3 @@ def test_generation_ends_with_the_only_call(tool_server: ServerThread, stream: b
     assert message["stop_reason"] == "tool_use"
     assert message["usage"]["output_tokens"] < len(text) - 200
     server.wait_idle()
-
-
-def test_calls_behind_reasoning_that_is_left_in_the_content(api: openai.OpenAI) -> None:
-    strict: Any = {"type": "function", "function": {**WEATHER["function"], "strict": True}}
-    whole = {"extra_body": {"separate_reasoning": False}}
-    for stream in (False, True):
-        asked = asking(f"<think>Hm.</think>See. {PARIS}", tools=[strict, NOW], **whole)
-        content, called = _said(api, asked, stream)
-        assert (content, called) == ("<think>Hm.</think>See.", ["get_weather"])
-        asked = asking('<think>Hm.</think>[{"name": "now", "arguments": {}}]', tool_choice="required", **whole)
-        assert _said(api, asked, stream) == ("<think>Hm.</think>", ["now"])
-
-
-def _said(api: openai.OpenAI, asked: dict[str, Any], stream: bool) -> tuple[str, list[str | None]]:
-    if not stream:
-        message = api.chat.completions.create(**asked).choices[0].message
-        return message.content or "", [call.function.name for call in message.tool_calls or []]
-    deltas = [chunk.choices[0].delta for chunk in api.chat.completions.create(**asked, stream=True)]
-    named = [call.function.name for delta in deltas for call in delta.tool_calls or [] if call.function.name]
-    return "".join(delta.content or "" for delta in deltas), named

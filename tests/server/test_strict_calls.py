@@ -7,10 +7,11 @@ import json
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import openai
 import pytest
 from grammar_words import WORDS_TOKENIZER, takes, vocabulary
 from server_fakes import ServerThread, say
-from test_chat_tools import chat_server
+from test_chat_tools import NOW, PARIS, WEATHER, asking, chat_server
 
 from cardan.grammar import GRAMMAR_BACKENDS, GrammarOptions, GrammarVocabulary, spells_special_tokens
 from cardan.parsers import TOOL_FORMATS, AnswerFormat, ParserContext, Wanted, read_answer
@@ -176,6 +177,25 @@ def test_each_format_is_held_or_says_that_it_is_not(start_chat: Callable[..., Se
     assert "uniqueItems" in refused.json()["error"]["message"]
 
 
+def test_every_api_names_what_is_not_held(start_chat: Callable[..., ServerThread]) -> None:
+    server = start_chat(tool_call_parser="mistral")
+    tool = {"type": "function", "function": {"name": "f", "strict": True}}
+    response = server.http.post("/v1/chat/completions", json=asking("x", tools=[tool]))
+    assert response.headers["X-Cardan-Unenforced"] == "strict"
+    assert server.engine.seen[-1].sampling.grammar is None
+    asked = {"model": "tiny", "tools": [{"type": "function", "name": "f", "strict": True}], "input": say("x")}
+    with server.http.stream("POST", "/v1/responses", json={**asked, "stream": True}) as streamed:
+        streamed.read()
+    assert streamed.headers["X-Cardan-Unenforced"] == "strict"
+    claude = {"name": "f", "input_schema": {"type": "object"}, "strict": True}
+    asked = {"model": "tiny", "max_tokens": 9, "tools": [claude], "messages": [{"role": "user", "content": say("x")}]}
+    assert server.http.post("/v1/messages", json=asked).headers["X-Cardan-Unenforced"] == "strict"
+    for fields in ({"tool_choice": "required"}, {"tool_choice": "none"}, {"tools": [NOW]}):
+        held = server.http.post("/v1/chat/completions", json=asking("x", **{"tools": [tool], **fields}))
+        assert held.status_code == 200
+        assert "X-Cardan-Unenforced" not in held.headers
+
+
 def test_marks_that_the_backend_cannot_spell_are_named(start_chat: Callable[..., ServerThread]) -> None:
     server = start_chat(tool_call_parser="deepseekv31", reasoning_parser="none")
     info, tokenizer = server.engine.info, server.engine.tokenizer
@@ -207,3 +227,24 @@ def test_arguments_are_objects(start_chat: Callable[..., ServerThread], choice: 
     assert grammar is not None
     assert '"object"' in grammar.text
     assert '"null"' not in grammar.text
+
+
+def test_calls_behind_reasoning_that_is_left_in_the_content(start_chat: Callable[..., ServerThread]) -> None:
+    server = start_chat(tool_call_parser="hermes", reasoning_parser="qwen3")
+    strict: Any = {"type": "function", "function": {**WEATHER["function"], "strict": True}}
+    whole = {"extra_body": {"separate_reasoning": False}}
+    held = asking(f"<think>Hm.</think>See. {PARIS}", tools=[strict, NOW], **whole)
+    forced = asking('<think>Hm.</think>[{"name": "now", "arguments": {}}]', tool_choice="required", **whole)
+    with server.openai() as api:
+        for stream in (False, True):
+            assert _said(api, held, stream) == ("<think>Hm.</think>See.", ["get_weather"])
+            assert _said(api, forced, stream) == ("<think>Hm.</think>", ["now"])
+
+
+def _said(api: openai.OpenAI, asked: dict[str, Any], stream: bool) -> tuple[str, list[str | None]]:
+    if not stream:
+        message = api.chat.completions.create(**asked).choices[0].message
+        return message.content or "", [call.function.name for call in message.tool_calls or []]
+    deltas = [chunk.choices[0].delta for chunk in api.chat.completions.create(**asked, stream=True)]
+    named = [call.function.name for delta in deltas for call in delta.tool_calls or [] if call.function.name]
+    return "".join(delta.content or "" for delta in deltas), named
