@@ -141,14 +141,30 @@ def start_fake() -> Iterator[Callable[..., ServerThread]]:
         server.stop()
 
 
-@pytest.fixture(scope="module")
-def tool_server() -> Iterator[ServerThread]:
-    """A fake engine whose model calls tools and thinks."""
-
+def _chat_server(**model: Any) -> ServerThread:
     async def make() -> FakeEngine:
         return FakeEngine()
 
-    model = ModelConfig(tool_call_parser="hermes", reasoning_parser="qwen3")
-    server = ServerThread(make, EngineConfig(model=model, server=ServerConfig(port=0))).start()
+    return ServerThread(make, EngineConfig(model=ModelConfig(**model), server=ServerConfig(port=0))).start()
+
+
+@pytest.fixture
+def start_chat() -> Iterator[Callable[..., ServerThread]]:
+    """Starts servers with a fake engine whose model writes as ``start_chat(**model settings)`` says."""
+    started: list[ServerThread] = []
+
+    def start(**model: Any) -> ServerThread:
+        started.append(_chat_server(**model))
+        return started[-1]
+
+    yield start
+    for server in started:
+        server.stop()
+
+
+@pytest.fixture(scope="module")
+def tool_server() -> Iterator[ServerThread]:
+    """A fake engine whose model calls tools and thinks."""
+    server = _chat_server(tool_call_parser="hermes", reasoning_parser="qwen3")
     yield server
     server.stop()

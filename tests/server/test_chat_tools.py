@@ -8,9 +8,7 @@ from typing import Any
 
 import openai
 import pytest
-from server_fakes import FakeEngine, ServerThread, say
-
-from cardan.config import EngineConfig, ModelConfig, ServerConfig
+from server_fakes import ServerThread, say
 
 WEATHER: Any = {
     "type": "function",
@@ -23,21 +21,6 @@ WEATHER: Any = {
 NOW: Any = {"type": "function", "function": {"name": "now"}}
 PARIS = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>'
 CLOCK = '<tool_call>{"name": "now", "arguments": {}}</tool_call>'
-
-
-def chat_server(**model: Any) -> ServerThread:
-    async def make() -> FakeEngine:
-        return FakeEngine()
-
-    config = EngineConfig(model=ModelConfig(**model), server=ServerConfig(port=0))
-    return ServerThread(make, config).start()
-
-
-@pytest.fixture(scope="module")
-def tool_server() -> Iterator[ServerThread]:
-    server = chat_server(tool_call_parser="hermes", reasoning_parser="qwen3")
-    yield server
-    server.stop()
 
 
 @pytest.fixture
@@ -396,19 +379,6 @@ def test_bad_tools_are_named(tool_server: ServerThread, fields: dict[str, Any], 
     error = response.json()["error"]
     assert error["param"] == param
     assert message in error["message"]
-
-
-@pytest.fixture
-def start_chat() -> Iterator[Callable[..., ServerThread]]:
-    started: list[ServerThread] = []
-
-    def start(**model: Any) -> ServerThread:
-        started.append(chat_server(**model))
-        return started[-1]
-
-    yield start
-    for server in started:
-        server.stop()
 
 
 @pytest.mark.parametrize(

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import openai
 import pytest
 from grammar_words import WORDS_TOKENIZER, takes, vocabulary
 from server_fakes import ServerThread, say
-from test_chat_tools import NOW, PARIS, WEATHER, asking, chat_server
+from test_chat_tools import NOW, PARIS, WEATHER, asking
 
 from cardan.grammar import GRAMMAR_BACKENDS, GrammarOptions, GrammarVocabulary, spells_special_tokens
 from cardan.parsers import TOOL_FORMATS, AnswerFormat, ParserContext, Wanted, read_answer
@@ -136,19 +136,6 @@ def test_a_call_that_breaks_off_is_content(form: str, written: str) -> None:
         content, found = calls(form, whole[:length])
         assert not found, whole[:length]
         assert content == whole[:length]
-
-
-@pytest.fixture
-def start_chat() -> Iterator[Callable[..., ServerThread]]:
-    started: list[ServerThread] = []
-
-    def start(**model: Any) -> ServerThread:
-        started.append(chat_server(**model))
-        return started[-1]
-
-    yield start
-    for server in started:
-        server.stop()
 
 
 @pytest.mark.parametrize("form", sorted(TOOL_FORMATS))
