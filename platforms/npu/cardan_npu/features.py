@@ -53,7 +53,9 @@ def features() -> dict[str, Capability]:
         Feature.MIXED_BATCH: native("layout TND takes rows of any numbers of queries"),
         Feature.GRAPH: native("decode steps are captured by rows; lengths are updated before each replay"),
         Feature.OVERLAP: native("the next decode step is chained on the tokens of the one in flight"),
-        Feature.TENSOR_PARALLEL: lacking("the engine runs one rank", "Run without --tp-size"),
+        Feature.TENSOR_PARALLEL: lacking(
+            "the engine runs one rank; HCCL stands behind the seam only", "Run without --tp-size"
+        ),
     }
     for dtype in CODED_KV:
         answers[f"kv_dtype:{dtype}"] = lacking(
