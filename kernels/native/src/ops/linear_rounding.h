@@ -14,10 +14,8 @@ inline float steps_of(Activations activations) {
   return activations == Activations::kInt16 ? kInt16Steps : kInt8Steps;
 }
 
-// What the offset of a weight's codes takes off a sum of products: modulo 2^32, since those of NaN may be anything.
-inline int32_t offset_of(const PackedLinear& weight, int32_t sum) {
-  return static_cast<int32_t>(0u - static_cast<uint32_t>(weight.offset) * static_cast<uint32_t>(sum));
-}
+// What the offset of a weight's codes takes off a sum of products.
+inline int32_t offset_of(const PackedLinear& weight, int32_t sum) { return -weight.offset * sum; }
 
 // x * factor + shift, rounded once wherever it is inlined, so that all kernels get the same codes.
 inline vf shifted(vf x, float factor, float shift) {
@@ -30,7 +28,7 @@ inline vf shifted(vf x, float factor, float shift) {
 #endif
 }
 
-// 32 elements: each is about scale * code. NaN and infinity make the scale NaN.
+// 32 elements: each is about scale * code. NaN and infinity make the scale NaN and all codes 0.
 struct RoundedGroup {
   vi codes[kGroupVectors];
   float scale;
@@ -47,11 +45,14 @@ inline RoundedGroup round_group(const T* from, float steps) {
   }
   const auto bits = static_cast<uint32_t>(max_lanes(most));
   const float largest = float_of(bits), inverse = largest > kSmallestGroup ? steps / largest : 0.0f;
-  RoundedGroup out;
+  RoundedGroup out{};
+  if (bits >= 0x7f800000u) {
+    out.scale = NAN;
+    return out;
+  }
   for (int v = 0; v < kGroupVectors; ++v)  // 1.5 * 2^23: the low bits are the rounded integer
     out.codes[v] = (vi)shifted(values[v], inverse, 12582912.0f) - splat_int(0x4b400000);
   out.scale = largest > kSmallestGroup ? largest / steps : 0.0f;
-  if (bits >= 0x7f800000u) out.scale = NAN;
   return out;
 }
 
