@@ -14,8 +14,8 @@ from cardan.ops import round_to
 from cardan.ops.definitions import NumpyArray
 from cardan.ops.rounding import ROUNDOFF
 from cardan.platform import AttentionBackend, AttentionMeta, OpsDevice, OpsKVPool
+from cardan.references.attention import attend
 from cardan.testing.conformance.attention_bound import attention_bound
-from cardan.testing.reference_attention import attend
 from cardan.types import ForwardMode, Int32Array, KVLayout, LayerKV, TableDelta, TableDeltas
 
 WRITE_TOKENS = 256
