@@ -193,19 +193,10 @@ def steps_of(python: str, flags: tuple[str, ...]) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "profile.json"
         command = [str(Path(python).with_name("cardan")), "bench", "profile", "--platform", "cpu", *flags]
-        sizes = [
-            "--dtype",
-            "float32",
-            "--context-length",
-            "2048",
-            "--max-total-tokens",
-            "16384",
-            "--prompt-len",
-            "1024",
-        ]
+        sizes = ["--dtype", "float32", "--context-length", "1024", "--max-total-tokens", "8192", "--prompt-len", "512"]
         native = python == sys.executable
         subprocess.run(
-            [*command, *sizes, "--rows", "1", "--rows", "8", "--output-json", str(file)],
+            [*command, *sizes, "--steps", "16", "--rows", "1", "--rows", "8", "--output-json", str(file)],
             env=dict(os.environ) if native else quiet(),
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,

@@ -30,7 +30,9 @@ def ipex_capability() -> Capability:
     if lacking is not None:
         return Capability(Support.UNSUPPORTED, lacking, alternative="Pass --attention-backend torch")
     return Capability(
-        Support.NATIVE, "keys and values read by slot, by the kernels of IPEX's paged attention", Evidence.HARDWARE
+        Support.NATIVE,
+        "decode steps read keys and values by slot, by IPEX's kernel; prompts by torch's attention",
+        Evidence.HARDWARE,
     )
 
 

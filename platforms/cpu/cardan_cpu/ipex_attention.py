@@ -1,6 +1,7 @@
-"""Attention by IPEX's kernels over slots: pages of one token, so that the table of slots is the table of pages.
+"""Attention of decode steps by IPEX over slots: pages of one token, so that tables of slots are those of pages.
 
-It knows no scheduler. Layers and pools that those kernels do not take go by torch.
+It knows no scheduler. Prompts go by torch, whose attention reads gathered keys at once, which pages of one token keep
+IPEX from; and so do layers and pools that its kernel does not take.
 
 Source: the docstring of ``intel_extension_for_pytorch.llm.modules.PagedAttention``, 2.8.
 """
@@ -32,38 +33,30 @@ class IpexPlan:
     Attributes:
         step: torch's plan.
         single: every row has one query.
-        query_starts: int32 ``[rows + 1]``.
-        key_starts: int32 ``[rows + 1]``, sums of lengths.
         lengths: int32 ``[rows]``.
-        longest: of the rows' queries and of their keys.
+        longest: of them.
         slots: for each group, int32 ``[rows, keys of the longest]``.
     """
 
     step: StepPlan
     single: bool
-    query_starts: torch.Tensor
-    key_starts: torch.Tensor
     lengths: torch.Tensor
-    longest: tuple[int, int]
+    longest: int
     slots: dict[int, torch.Tensor] = field(default_factory=dict)
 
     @classmethod
     def of(cls, meta: AttentionMeta, tables: torch.Tensor) -> IpexPlan:
         """The plan of a step."""
-        counts = np.diff(meta.query_starts)
-        key_starts = np.concatenate(([0], np.cumsum(meta.seq_lens)))
-        starts, keys, lengths = (
-            torch.from_numpy(np.asarray(x).astype(np.int32)) for x in (meta.query_starts, key_starts, meta.seq_lens)
-        )
-        longest = int(counts.max()), int(meta.seq_lens.max())
-        return cls(plan_step(meta, tables), bool((counts == 1).all()), starts, keys, lengths, longest)
+        single = bool((np.diff(meta.query_starts) == 1).all())
+        lengths = torch.from_numpy(meta.seq_lens.astype(np.int32))
+        return cls(plan_step(meta, tables), single, lengths, int(meta.seq_lens.max()))
 
     def slots_of(self, group: int) -> torch.Tensor:
         """Slots of every row's keys, in order; what stands behind a row's last is not read."""
         found = self.slots.get(group)
         if found is None:
             rows = torch.from_numpy(self.step.meta.row_ids.astype(np.int64))
-            table = self.step.tables[group].index_select(0, rows)[:, : self.longest[1]]
+            table = self.step.tables[group].index_select(0, rows)[:, : self.longest]
             found = self.slots[group] = table.to(torch.int32).contiguous()
         return found
 
@@ -84,7 +77,7 @@ class IpexAttention(TorchAttention):
         self._heads: dict[tuple[int, int], torch.Tensor] = {}
 
     def plan(self, meta: AttentionMeta) -> IpexPlan:  # type: ignore[override]
-        """Lengths and starts of the rows; slots follow when the first layer of a group asks."""
+        """Lengths of the rows; slots follow when the first layer of a group asks."""
         return IpexPlan.of(meta, self.pool.tables)
 
     def forward(
@@ -97,16 +90,13 @@ class IpexAttention(TorchAttention):
         sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """See ``AttentionBackend.forward``."""
-        if sinks is not None or not self._takes(layer, q.dtype):
+        if not plan.single or sinks is not None or not self._takes(layer, q.dtype):
             return super().forward(q, k, v, layer, plan.step, sinks)
         self.pool.write(k, v, layer, plan.step.out_slots[layer.group])
         q = q.contiguous()
         out = torch.empty_like(q)
         softcap = float(NONE) if layer.softcap is None else layer.softcap
-        if plan.single:
-            self._decode_paged(q, out, layer, plan, softcap)
-        else:
-            self._extend_paged(q, out, layer, plan, softcap)
+        self._decode_paged(q, out, layer, plan, softcap)
         return out.flatten(1)
 
     def _takes(self, layer: LayerKV, dtype: torch.dtype) -> bool:
@@ -126,17 +116,8 @@ class IpexAttention(TorchAttention):
         window = NONE if layer.window is None else layer.window
         self._kernels.single_query_cached_kv_attention(
             *(out, q, *self._pages(layer), self._heads_of(layer), layer.scale, plan.slots_of(layer.group)),
-            *(plan.lengths, 1, plan.longest[1], None),
+            *(plan.lengths, 1, plan.longest, None),
             window_size=window,
-            softcap=softcap,
-        )
-
-    def _extend_paged(self, q: torch.Tensor, out: torch.Tensor, layer: LayerKV, plan: IpexPlan, softcap: float) -> None:
-        window = NONE if layer.window is None else layer.window - 1
-        self._kernels.flash_attn_varlen_func(
-            *(out, q, *self._pages(layer), plan.query_starts, plan.key_starts, *plan.longest),
-            *(layer.scale, True, plan.slots_of(layer.group), None),
-            window_size_left=window,
             softcap=softcap,
         )
 
