@@ -107,6 +107,8 @@ kernels-compile-all: $(VENV)/installed-test
 
 # The CPU's kernels for this machine and their tests under the sanitizers of addresses and of undefined behaviour, and
 # their thread pool by itself under these and that of threads. What python and numpy never free is theirs.
+# A process that a sanitizer ends says what was seen, since nothing is captured, and none takes its place.
+SHOWN := -s --max-worker-restart 0 -p no:cacheprovider
 PRELOADED = $(shell $(CXX) -print-file-name=libasan.so) $(shell $(CXX) -print-file-name=libstdc++.so)
 native-sanitize: $(VENV)/installed-test
 	CARDAN_POOL_SANITIZERS=address,undefined $(BIN)/python -m pytest -q tests/native/test_pool.py
@@ -115,7 +117,7 @@ native-sanitize: $(VENV)/installed-test
 	@$(PIP) --no-deps --upgrade --target $(VENV)/sanitized -C build-dir=$(abspath $(VENV))/sanitized-build \
 		-C cmake.define.CARDAN_SANITIZE=address,undefined -C cmake.define.CARDAN_VARIANTS=here ./kernels/native
 	LD_PRELOAD="$(PRELOADED)" ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 \
-		PYTHONPATH=$(VENV)/sanitized $(PYTEST) -p no:cacheprovider tests/native --ignore tests/native/test_pool.py
+		PYTHONPATH=$(VENV)/sanitized $(PYTEST) $(SHOWN) tests/native --ignore tests/native/test_pool.py
 
 # Attention by IPEX, Intel's extension for torch, in an environment of its own under .cardan: 1 GB to download, then the
 # conformance suite by it, and times next to torch's attention and the native kernels, kept in docs/platforms/ipex.md.
