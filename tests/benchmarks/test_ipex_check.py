@@ -121,3 +121,27 @@ def test_the_page_gets_what_was_measured_between_its_marks(check: Any, tmp_path:
 def test_the_page_that_is_written_has_the_marks(check: Any) -> None:
     text = check.PAGE.read_text(encoding="utf-8")
     assert all(text.count(mark.strip()) == 1 for mark in check.MARKS)
+
+
+@pytest.mark.parametrize(("foreign", "kept"), [(0.1, True), (1.2, False)])
+def test_times_beside_other_work_do_not_go_to_the_page(
+    check: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], foreign: float, kept: bool
+) -> None:
+    kinds = {"decode of 8": 20.0}
+    found = {
+        "machine": "Some CPU",
+        "foreign_cores": foreign,
+        "rounds": 1,
+        "ms": dict.fromkeys(("ipex", "torch", "native"), kinds),
+    }
+    written: list[str] = []
+    monkeypatch.setattr(check, "check_machine", lambda folder: None)
+    monkeypatch.setattr(check, "set_up", lambda folder: "python")
+    monkeypatch.setattr(check, "isa_of", lambda python: "2.8.0 with AVX2")
+    monkeypatch.setattr(check.subprocess, "run", lambda *command, **options: subprocess.CompletedProcess([], 0))
+    monkeypatch.setattr(check, "measure", lambda python, rounds: found)
+    monkeypatch.setattr(check, "write", written.append)
+    monkeypatch.setattr(check.sys, "argv", ["ipex_check.py"])
+    assert check.main() == 0
+    assert len(written) == kept
+    assert ("no evidence" in capsys.readouterr().out) == (not kept)
