@@ -84,7 +84,8 @@ def test_models_show_no_path(client: httpx.Client, model: str) -> None:
 def test_other_names_of_the_tokenizer(client: httpx.Client) -> None:
     ids = client.post("/v1/tokenize", json={"text": "Hello"}).json()
     assert ids == client.post("/tokenize", json={"text": "Hello"}).json()
-    assert client.post("/v1/detokenize", json={"tokens": ids["tokens"]}).json() == {"text": "Hello"}
+    told = client.post("/v1/detokenize", json={"tokens": ids["tokens"]}).json()
+    assert told == {"text": "Hello", "prompt": "Hello"}
 
 
 def test_a_session_is_a_label(client: httpx.Client) -> None:
