@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+import transformers.modeling_gguf_pytorch_utils
 
 from cardan.config import ModelConfig
 from cardan.errors import CheckpointError
