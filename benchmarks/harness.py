@@ -21,6 +21,8 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 START_S = 600
 """Until a server must be ready."""
+END_S = 90
+"""Longer than a server takes at most to end what it was asked."""
 
 
 class HarnessError(Exception):
@@ -56,11 +58,15 @@ def serving(flags: Sequence[str], log: Path) -> Iterator[tuple[str, str]]:
         process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT)
         try:
             _wait(process, f"{url}/ready", log)
-            with urllib.request.urlopen(f"{url}/v1/models") as answer:
+            with urllib.request.urlopen(f"{url}/v1/models", timeout=30) as answer:
                 yield url, json.load(answer)["data"][0]["id"]
         finally:
             process.terminate()
-            process.wait(60)
+            try:
+                process.wait(END_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
 
 
 def _wait(process: subprocess.Popen[bytes], url: str, log: Path) -> None:

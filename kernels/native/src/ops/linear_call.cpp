@@ -80,9 +80,9 @@ inline void finish_part(const float* sums, const float* bias, const T* residual,
   }
 }
 
-// Has memory come nearer that is soon written, or read.
+// For memory that is soon written, or read.
 template <bool kWritten>
-inline void ask_for(const void* memory, int64_t bytes) {
+inline void prefetch(const void* memory, int64_t bytes) {
   const char* from = static_cast<const char*>(memory);
   for (int64_t at = 0; at < bytes; at += kLine) __builtin_prefetch(from + at, kWritten);
 }
@@ -97,8 +97,8 @@ void finish_rows(const LinearCall& call, int64_t panel, int64_t panels, int64_t 
   for (int64_t row = 0; row < rows; ++row) {
     if (row + kRowsAhead < rows) {
       const int64_t ahead = first + row + kRowsAhead;
-      ask_for<true>(call.out.at<T>(ahead) + column, bytes);
-      if (call.residual.data) ask_for<false>(call.residual.at<T>(ahead) + column, bytes);
+      prefetch<true>(call.out.at<T>(ahead) + column, bytes);
+      if (call.residual.data) prefetch<false>(call.residual.at<T>(ahead) + column, bytes);
     }
     T* to = call.out.at<T>(first + row) + column;
     const T* residual = call.residual.data ? call.residual.at<T>(first + row) + column : nullptr;
