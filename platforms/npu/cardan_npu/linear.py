@@ -19,7 +19,7 @@ import torch_npu
 from cardan.errors import UnsupportedError
 from cardan.platform import ActivationCodes, LinearMethod, LinearSpec, PackedWeight
 from cardan.quantization import ActivationStep, activation_step, format_spec
-from cardan.types import TensorView
+from cardan.types import Float32Array, Int32Array, TensorView
 from cardan_npu.formats import ROUNDED_FORMATS, W4_FORMATS, W8_FORMATS
 from cardan_npu.repacking import Codes, take_apart
 from cardan_torch import DenseWeight, torch_dtype
@@ -27,7 +27,9 @@ from cardan_torch import DenseWeight, torch_dtype
 FRACTAL_NZ = 29
 MOST_SIZE = 65535
 LARGEST_CODE = 127
-GROUP_STEP = 32
+MOST_ACTIVATION = 128
+"""Of a code of activations."""
+LARGEST_SUM = 2**31 - 1
 
 
 class QuantWeight(PackedWeight):
@@ -140,22 +142,16 @@ class RoundedByToken(CodesTimesCodes):
 class RoundedAsCalibrated(CodesTimesCodes):
     """Activations are rounded to int8 by the step that the checkpoint has for all tokens: W8A8 static.
 
-    ``(codes @ weight + bias) * step * scales``, where the bias in int32 takes back what the code of 0 adds.
+    ``(codes @ weight + added) * step * scales``, where ``added`` takes back what the code of 0 adds.
     """
 
     def __init__(
-        self, codes: Codes, spec: LinearSpec, rounded: ActivationStep, bias: torch.Tensor | None, device: torch.device
+        self, codes: Codes, spec: LinearSpec, rounded: ActivationStep, added: Int32Array, device: torch.device
     ) -> None:
-        """Bring codes to the device; ``codes`` must have a scale a row."""
+        """Bring codes to the device; ``codes`` must have a scale a row, and ``added`` comes from ``added_to_sums``."""
         super().__init__(codes, spec, device)
-        products = codes.scales[:, 0].astype(np.float64) * rounded.step
-        added = -rounded.zero * codes.values.sum(axis=1, dtype=np.int64)
-        if bias is not None:
-            wide = bias.to(self._dtype).float().cpu().numpy().astype(np.float64)
-            added = added + np.rint(np.divide(wide, products, out=np.zeros_like(wide), where=products != 0))
-        low, high = np.iinfo(np.int32).min, np.iinfo(np.int32).max
-        self._bias = torch.from_numpy(np.clip(added, low, high).astype(np.int32)).to(device)
-        self._products = torch.from_numpy(products.astype(np.float32)).to(device)
+        self._bias = torch.from_numpy(added).to(device)
+        self._products = torch.from_numpy(_products(codes, rounded)).to(device)
         self._step = torch.tensor([rounded.step], dtype=torch.float32).to(device)
         self._zero = torch.tensor([rounded.zero], dtype=torch.int32).to(device)
         self.tensors = (self._weight, self._scales, self._bias, self._products, self._step, self._zero)
@@ -169,6 +165,31 @@ class RoundedAsCalibrated(CodesTimesCodes):
             rounded, self._weight, self._products, bias=self._bias, output_dtype=self._dtype
         )
         return out
+
+
+def added_to_sums(codes: Codes, rounded: ActivationStep, bias: Float32Array | None) -> Int32Array | None:
+    """What is added to each row's sum of products of codes, the bias in them; None where int32 cannot hold that.
+
+    A bias is lost where the scale of its row is no normal number, and a sum may leave int32 where that is tiny.
+    """
+    sums = codes.values.astype(np.int64)
+    added = -rounded.zero * sums.sum(axis=1)
+    if bias is not None:
+        products = _products(codes, rounded).astype(np.float64)
+        lost = (bias != 0) & (np.abs(products) < np.finfo(np.float32).tiny)
+        if lost.any():
+            return None
+        shares = np.divide(bias, products, out=np.zeros_like(products), where=bias != 0)
+        if (np.abs(shares) > LARGEST_SUM).any():
+            return None
+        added = added + np.rint(shares).astype(np.int64)
+    room = LARGEST_SUM - MOST_ACTIVATION * np.abs(sums).sum(axis=1)
+    return None if (np.abs(added) > room).any() else added.astype(np.int32)
+
+
+def _products(codes: Codes, rounded: ActivationStep) -> Float32Array:
+    """What a product of a code and a code counts, for each row."""
+    return (codes.scales[:, 0].astype(np.float64) * rounded.step).astype(np.float32)
 
 
 class NpuQuantLinear(LinearMethod):
@@ -226,8 +247,15 @@ class NpuQuantLinear(LinearMethod):
     def _pack_rounded(
         self, codes: Codes, spec: LinearSpec, steps: set[ActivationStep | None], bias: torch.Tensor | None
     ) -> PackedWeight:
-        """With the calibrated step, where all of the rows have the same one."""
+        """With the calibrated step, where all of the rows have the same one, and what is added fits its sums.
+
+        Results in float16 take a step for each token: with one step for all, ``npu_trans_quant_param`` would cut
+        float32 scales to 19 bits on the way, by more than float16 rounds.
+        """
         rounded = steps.pop() if len(steps) == 1 else None
-        if rounded is None:
-            return RoundedByToken(codes, spec, bias, self.device)
-        return RoundedAsCalibrated(codes, spec, rounded, bias, self.device)
+        if rounded is not None and spec.dtype != "float16":
+            held = None if bias is None else bias.to(torch_dtype(spec.dtype)).float().cpu().numpy()
+            added = added_to_sums(codes, rounded, held)
+            if added is not None:
+                return RoundedAsCalibrated(codes, spec, rounded, added, self.device)
+        return RoundedByToken(codes, spec, bias, self.device)

@@ -10,14 +10,30 @@ from cardan.platform import LinearSpec
 from cardan.quantization import ActivationStep, CalibratedView, dequantize, format_spec
 from cardan.types import TensorView
 
+UNIT = 2.0**-8
+"""What bfloat16 rounds by."""
 
-def by_row(fmt: str, rows: int, columns: int, scale: float = 0.01, step: ActivationStep | None = None) -> TensorView:
-    """Codes at random with one scale for each row, as a checkpoint with channel-wise scales has them."""
+
+def by_row(
+    fmt: str,
+    rows: int,
+    columns: int,
+    scale: float = 0.01,
+    step: ActivationStep | None = None,
+    odd: tuple[int, float] | None = None,
+) -> TensorView:
+    """Codes at random with one scale for each row, as a checkpoint with channel-wise scales has them.
+
+    ``odd`` is a row and the scale that it has instead.
+    """
     spec = format_spec(fmt)
     rng = np.random.default_rng(3)
     per_row = columns // spec.block_elements
     kinds = {"float32": np.float32, "float16": np.float16}
-    scales = np.repeat(rng.uniform(scale, 2 * scale, rows).astype(kinds[spec.scale]), per_row)
+    drawn = rng.uniform(scale, 2 * scale, rows).astype(kinds[spec.scale])
+    if odd is not None:
+        drawn[odd[0]] = odd[1]
+    scales = np.repeat(drawn, per_row)
     codes = rng.integers(0, 256, (rows * per_row, spec.block_elements * spec.bits // 8), dtype=np.uint8)
     blocks = np.concatenate((scales[:, None].view(np.uint8).reshape(rows * per_row, -1), codes), axis=1)
     held = ("w", fmt, (rows, columns), np.ascontiguousarray(blocks).reshape(-1).data)
@@ -56,25 +72,56 @@ def test_values_are_kept(device, fmt, kind):
     assert weight.apply(device.ops.from_host(np.zeros((0, 256), np.float32), "bfloat16")).shape == (0, 24)
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("step", [ActivationStep(0.0271, 0), ActivationStep(0.0271, -17), ActivationStep(0.0113, 5)])
-def test_a_calibrated_step_rounds_activations_as_the_checkpoint_says(device, dtype, step):
+def test_a_calibrated_step_rounds_activations_as_the_checkpoint_says(device, step):
     """Held to float64: codes by the step, cut to int8 where they exceed it, times codes."""
     view = by_row("INT8_128_F32_A8", 24, 256, step=step)
     bias = np.linspace(-1, 1, 24).astype(np.float32)
-    weight = packed(device, view, dtype, bias)
+    weight = packed(device, view, bias=bias)
     assert type(weight).__name__ == "RoundedAsCalibrated"
-    given = device.ops.from_host(np.random.default_rng(4).normal(size=(3, 256)).astype(np.float32), dtype)
+    given = device.ops.from_host(np.random.default_rng(4).normal(size=(3, 256)).astype(np.float32), "bfloat16")
     x = device.ops.to_host(given).astype(np.float64)
     codes = np.clip(np.rint(x / np.float32(step.step)) + step.zero, -128, 127) - step.zero
     want = step.step * codes @ dequantize(view).astype(np.float64).T + bias
-    unit = 2.0 ** (-11 if dtype == "float16" else -8)
     # a bias is rounded to the type, and to whole products of a code and a code
-    slack = unit * np.abs(bias) + step.step * 0.02
-    assert (np.abs(device.ops.to_host(weight.apply(given)) - want) <= 2 * unit * np.abs(want) + slack).all()
+    slack = UNIT * np.abs(bias) + step.step * 0.02
+    assert (np.abs(device.ops.to_host(weight.apply(given)) - want) <= 2 * UNIT * np.abs(want) + slack).all()
     rows = device.ops.to_host(weight.gather(device.ops.from_host(np.array([5, 0], np.int32))))
     np.testing.assert_allclose(rows, dequantize(view)[[5, 0]], rtol=1e-2)
-    assert weight.apply(device.ops.from_host(np.zeros((0, 256), np.float32), dtype)).shape == (0, 24)
+    assert weight.apply(device.ops.from_host(np.zeros((0, 256), np.float32), "bfloat16")).shape == (0, 24)
+
+
+@pytest.mark.parametrize(
+    ("scale", "biased", "kind"),
+    [
+        (0.0, True, "RoundedByToken"),
+        (0.0, False, "RoundedAsCalibrated"),
+        (1e-39, True, "RoundedByToken"),
+        (1e-10, True, "RoundedByToken"),
+        (1e-6, True, "RoundedAsCalibrated"),
+        (1e-10, False, "RoundedAsCalibrated"),
+    ],
+    ids=["zero", "zero-no-bias", "subnormal", "tiny", "small", "tiny-no-bias"],
+)
+def test_a_bias_is_kept_where_the_scale_of_its_row_is_tiny(device, scale, biased, kind):
+    """In int32 it would be lost in a row without a scale, and exceed int32 in one with a tiny one."""
+    step = ActivationStep(0.0271, -17)
+    view = by_row("INT8_128_F32_A8", 24, 256, step=step, odd=(7, scale))
+    bias = np.linspace(-1, 1, 24).astype(np.float32) if biased else None
+    weight = packed(device, view, bias=bias)
+    assert type(weight).__name__ == kind
+    given = device.ops.from_host(np.random.default_rng(4).normal(size=(3, 256)).astype(np.float32), "bfloat16")
+    got = device.ops.to_host(weight.apply(given))
+    assert np.isfinite(got).all()
+    expected = bias[7] if biased else 0.0
+    # 256 products of codes are the most that the row itself adds
+    assert (np.abs(got[:, 7] - expected) <= 2 * UNIT * abs(expected) + 256 * 128 * 255 * scale * step.step).all()
+
+
+def test_float16_takes_a_step_for_each_token(device):
+    """The device would cut scales to 19 bits for one step and float16 results."""
+    view = by_row("INT8_128_F32_A8", 24, 256, step=ActivationStep(0.0271, 0))
+    assert type(packed(device, view, "float16")).__name__ == "RoundedByToken"
 
 
 def test_rows_of_different_calibrated_steps_take_one_for_each_token(device):

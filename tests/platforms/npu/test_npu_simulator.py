@@ -132,16 +132,23 @@ def test_products_are_refused(t):
     x, codes = t.floats(3, 64), t.on(np.ones((64, 5), np.int8))
     scale = t.floats(5, dtype=torch.float32)
     rounded, steps = npu.npu_dynamic_quant(x)
+    narrow, ones, most = scale.bfloat16(), t.on(np.ones((3, 64), np.int8)), t.on(np.full(5, 2**31 - 1, np.int32))
     with pytest.raises(RuntimeError, match="x must be float16, bfloat16"):
         npu.npu_dynamic_quant(t.floats(3, 64, dtype=torch.float32))
     with pytest.raises(RuntimeError, match="x1 must be int8"):
         npu.npu_quant_matmul(x, codes, scale, output_dtype=torch.float16)
     with pytest.raises(RuntimeError, match="scale"):
         npu.npu_quant_matmul(rounded, codes, scale.half(), pertoken_scale=steps, output_dtype=torch.float16)
-    with pytest.raises(RuntimeError, match="bias"):
-        npu.npu_quant_matmul(rounded, codes, scale, bias=scale, output_dtype=torch.float16)
+    with pytest.raises(RuntimeError, match="without pertoken_scale go through npu_trans_quant_param"):
+        npu.npu_quant_matmul(rounded, codes, scale, output_dtype=torch.float16)
+    with pytest.raises(RuntimeError, match="bias must be int32, bfloat16, float32, got float16"):
+        npu.npu_quant_matmul(rounded, codes, scale, bias=scale.half(), output_dtype=torch.bfloat16)
+    with pytest.raises(RuntimeError, match="bias must be int32, float16, float32, got bfloat16"):
+        npu.npu_quant_matmul(rounded, codes, scale, bias=narrow, pertoken_scale=steps, output_dtype=torch.float16)
     with pytest.raises(RuntimeError, match="bias must have one dimension, as long as x2's last, 5"):
-        npu.npu_quant_matmul(rounded, codes, scale, bias=t.on(np.ones(4, np.int32)), output_dtype=torch.float16)
+        npu.npu_quant_matmul(rounded, codes, scale, bias=t.on(np.ones(4, np.int32)), output_dtype=torch.bfloat16)
+    with pytest.raises(RuntimeError, match="a sum of products, with its bias, must stay within 2147483647 of int32"):
+        npu.npu_quant_matmul(ones, codes, scale, bias=most, output_dtype=torch.bfloat16)
     with pytest.raises(RuntimeError, match="antiquant_scale must have the type"):
         npu.npu_weight_quant_batchmatmul(x, codes, scale[None])
     with pytest.raises(RuntimeError, match="multiple of 32"):

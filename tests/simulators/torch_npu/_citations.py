@@ -93,7 +93,8 @@ OPERATORS = {
             "pertoken_scale must be [",
             "bias must have one dimension, as long as",
             "scale for bfloat16 results",
-            "scale for float16 results",
+            "scale for float16 results with pertoken_scale",
+            "float16 results without pertoken_scale go through npu_trans_quant_param",
         ),
     ),
     "npu_weight_quant_batchmatmul": Citation(

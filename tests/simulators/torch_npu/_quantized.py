@@ -3,7 +3,7 @@
 
 Sources: op-plugin, docs/context: torch_npu-npu_dynamic_quant.md, torch_npu-npu_quantize.md,
 torch_npu-npu_quant_matmul.md, torch_npu-npu_weight_quant_batchmatmul.md, torch_npu-npu_convert_weight_to_int4pack.md,
-torch_npu-npu_format_cast.md; products of codes are exact in int32 as there.
+torch_npu-npu_format_cast.md; products of codes are exact in int32 as there, and refused where they leave it.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from torch_npu._refusal import refuse, require, require_dtype
 FORMAT_ND = 2
 FORMAT_NZ = 29
 MOST_SIZE = 65535
+MOST_SUM = 2**31 - 1
 HALVES = (torch.float16, torch.bfloat16)
 
 
@@ -176,6 +177,8 @@ def _quant_matmul(
         require(fits, function, f"bias must have one dimension, as long as x2's last, {x2.shape[1]}")
     if bias is not None and bias.dtype == torch.int32:
         product = product + bias.double()
+    wrapped = product.numel() > 0 and float(product.abs().max()) > MOST_SUM
+    require(not wrapped, function, f"a sum of products, with its bias, must stay within {MOST_SUM} of int32")
     out = product * scale.double()
     if pertoken_scale is not None:
         require(pertoken_scale.shape == (x1.shape[0],), function, f"pertoken_scale must be [{x1.shape[0]}]")
@@ -203,10 +206,12 @@ def _check_combination(
         biases = (torch.int32, torch.bfloat16, torch.float32)
     elif pertoken_scale is not None:
         require_dtype(scale, (torch.float32,), function, "scale for float16 results with pertoken_scale")
-        biases = (torch.int32, torch.float32)
+        # the older page names float16 where the newer one names bfloat16, beside what it says of Atlas A2 and A3
+        biases = (torch.int32, torch.float16, torch.float32)
     else:
-        require_dtype(scale, (torch.float32,), function, "scale for float16 results (int64 is not simulated)")
-        biases = (torch.int32,)
+        refuse(
+            function, "float16 results without pertoken_scale go through npu_trans_quant_param, which is not simulated"
+        )
     if bias is not None:
         require_dtype(bias, biases, function, "bias")
 
