@@ -16,11 +16,13 @@ class Reader(abc.ABC):
     Attributes:
         codes: what the names of tensors with codes end in.
         parts: what the names of tensors that belong to them end in.
+        beside: what the names of tensors end in that are looked at with them, and stay tensors of their own.
         summary: the method and its settings, for people.
     """
 
     codes: tuple[str, ...]
     parts: tuple[str, ...]
+    beside: tuple[str, ...] = ()
     summary: str
 
     def takes(self, module: str, suffix: str, entry: Entry) -> bool:

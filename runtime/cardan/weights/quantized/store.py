@@ -37,10 +37,11 @@ class QuantizedStore:
                 continue
             module = name.removesuffix(suffix)
             if reader.takes(module, suffix, entry):
-                found = {end: info[module + end] for end in (suffix, *reader.parts) if module + end in info}
+                ends = (suffix, *reader.parts, *reader.beside)
+                found = {end: info[module + end] for end in ends if module + end in info}
                 read = partial(self._part, module)
                 self._packed[reader.target(module)] = reader.describe(Module(module, found, read))
-                taken |= {module + end for end in found}
+                taken |= {module + end for end in found if end not in reader.beside}
         described = {name: (packed.fmt, packed.shape) for name, packed in self._packed.items()}
         self._info = {name: entry for name, entry in info.items() if name not in taken} | described
         self.notes = (f"the checkpoint is quantized: {reader.summary}, in {len(self._packed)} linears",)
