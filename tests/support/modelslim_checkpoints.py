@@ -26,19 +26,28 @@ def dynamic(weight: np.ndarray, offset: float = 0.0) -> tuple[dict[str, Any], np
     return tensors, (codes.astype(np.float64) - offsets) * scale.astype(np.float64)
 
 
-def static(weight: np.ndarray, int64: bool) -> tuple[dict[str, Any], np.ndarray]:
+def static(weight: np.ndarray, int64: bool, bias: np.ndarray | None = None) -> tuple[dict[str, Any], np.ndarray]:
+    """``quant_bias`` is rounded of float32, as the tool computes it."""
     tensors, _ = dynamic(weight)
     step = np.array([STEP], np.float32)
     product = (tensors[".weight_scale"][:, 0] * step).astype(np.float32)
     stored = product.view(np.uint32).astype(np.int64) if int64 else product
+    shift = tensors[".weight"].astype(np.float32).sum(axis=1) * np.float32(ZERO)
+    share = np.float32(0) if bias is None else bias.astype(np.float32) / product
     parts = {
         ".weight": tensors[".weight"],
         ".input_scale": step,
-        ".input_offset": np.array([3], np.float32),
+        ".input_offset": np.array([ZERO], np.float32),
         ".deq_scale": stored,
-        ".quant_bias": np.zeros(len(weight), np.int32),
+        ".quant_bias": np.round(share - shift).astype(np.int32),
     }
+    if bias is not None:
+        parts[".bias"] = bias
     return parts, tensors[".weight"].astype(np.float64) * (product / step)[:, None].astype(np.float64)
+
+
+ZERO = 3
+"""The code of 0 of activations of W8A8."""
 
 
 KINDS = {
@@ -78,8 +87,3 @@ def write(folder: Path, kind: str, described: dict[str, Any] | None = None) -> d
     where = {name: file for file, held in files.items() for name in held}
     (folder / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": where}))
     return values
-
-
-def broken(weight: np.ndarray) -> tuple[dict[str, Any], np.ndarray]:
-    parts, values = static(weight, int64=False)
-    return {**parts, ".input_scale": np.array([0], np.float32)}, values

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import quantized_checkpoints as made
-from modelslim_checkpoints import KINDS, STEP, broken, static, write
+from modelslim_checkpoints import KINDS, STEP, ZERO, static, write
 
 from cardan.config import EngineConfig, ModelConfig, PlatformConfig
 from cardan.engine.extensions import apply_installed_plugins
@@ -43,7 +43,7 @@ def test_values_are_those_that_the_description_means(tmp_path, kind):
     assert ("one step for all activations" in checkpoint.notes[0]) == static
     assert activation_step(checkpoint.tensor("model.embed_tokens.weight")) is None
     rounded = activation_step(checkpoint.tensor("model.layers.1.mlp.up_proj.weight"))
-    assert rounded == (ActivationStep(float(np.float32(STEP)), 3) if static else None)
+    assert rounded == (ActivationStep(float(np.float32(STEP)), ZERO) if static else None)
 
 
 @pytest.mark.parametrize("name", ["ascend", "modelslim", "MODELSLIM", "INT8_128_F32_A8"])
@@ -92,20 +92,71 @@ def test_a_config_that_names_the_method_needs_the_description(tmp_path):
         opened(tmp_path)
 
 
-def test_a_step_that_is_none_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setitem(KINDS, "W8A8", (broken, "INT8_128_F32_A8"))
-    write(tmp_path, "W8A8")
-    with pytest.raises(CheckpointError, match="input_scale must be one positive number"):
-        opened(tmp_path).tensor("model.layers.0.mlp.up_proj.weight")
+UP = "model.layers.0.mlp.up_proj"
+
+
+def changed(folder: Path, monkeypatch: pytest.MonkeyPatch, given: float | None = None, **changes: Any) -> Any:
+    """A checkpoint of W8A8 whose linears all have some tensors changed; a change is an array or made of one."""
+
+    def odd(weight: np.ndarray) -> tuple[dict[str, Any], np.ndarray]:
+        bias = None if given is None else np.full(len(weight), given, np.float32)
+        parts, values = static(weight, int64=False, bias=bias)
+        for name, change in changes.items():
+            parts[f".{name}"] = change(parts[f".{name}"]) if callable(change) else np.array([change], np.float32)
+        return {name: part for name, part in parts.items() if part is not None}, values
+
+    monkeypatch.setitem(KINDS, "W8A8", (odd, "INT8_128_F32_A8"))
+    write(folder, "W8A8")
+    return opened(folder)
+
+
+@pytest.mark.parametrize(
+    ("step", "said"),
+    [
+        (0, "input_scale must be one positive number, got"),
+        (-0.1, "input_scale must be one positive number, got"),
+        (np.nan, "input_scale holds NaN or infinity"),
+        (np.inf, "input_scale holds NaN or infinity"),
+    ],
+)
+def test_a_step_that_is_none_is_refused(tmp_path, monkeypatch, step, said):
+    checkpoint = changed(tmp_path, monkeypatch, input_scale=step)
+    with pytest.raises(CheckpointError, match=said):
+        checkpoint.tensor(f"{UP}.weight")
 
 
 @pytest.mark.parametrize("offset", [3.5, 200.0])
 def test_a_code_of_zero_that_is_none_is_refused(tmp_path, monkeypatch, offset):
-    def odd(weight: np.ndarray) -> tuple[dict[str, Any], np.ndarray]:
-        parts, values = static(weight, int64=False)
-        return {**parts, ".input_offset": np.array([offset], np.float32)}, values
-
-    monkeypatch.setitem(KINDS, "W8A8", (odd, "INT8_128_F32_A8"))
-    write(tmp_path, "W8A8")
+    checkpoint = changed(tmp_path, monkeypatch, input_offset=offset)
     with pytest.raises(CheckpointError, match=r"input_offset must be one whole number of -128 \.\. 127"):
-        opened(tmp_path).tensor("model.layers.0.mlp.up_proj.weight")
+        checkpoint.tensor(f"{UP}.weight")
+
+
+@pytest.mark.parametrize("bias", [0.3, -2000.0])
+def test_a_bias_beside_what_it_became_is_read_as_it_is(tmp_path, monkeypatch, bias):
+    checkpoint = changed(tmp_path, monkeypatch, bias)
+    checkpoint.tensor(f"{UP}.weight")
+    assert set(checkpoint.dequantize(checkpoint.tensor(f"{UP}.bias"))) == {np.float32(bias)}
+
+
+def test_a_bias_that_was_stored_in_fewer_bits_is_the_same(tmp_path, monkeypatch):
+    checkpoint = changed(tmp_path, monkeypatch, -77.7, bias=lambda bias: bias.astype(np.float16))
+    checkpoint.tensor(f"{UP}.weight")
+
+
+def test_a_bias_that_is_only_in_quant_bias_is_refused(tmp_path, monkeypatch):
+    checkpoint = changed(tmp_path, monkeypatch, -77.7, bias=lambda bias: None)
+    with pytest.raises(CheckpointError, match=r"A bias may be in it that is not beside it\. Choose a checkpoint of"):
+        checkpoint.tensor(f"{UP}.weight")
+
+
+@pytest.mark.parametrize(("bias", "more", "said"), [(None, 3, "codes and input_offset"), (0.3, 50, "bias, codes and")])
+def test_a_quant_bias_of_other_tensors_is_refused(tmp_path, monkeypatch, bias, more, said):
+    checkpoint = changed(tmp_path, monkeypatch, bias, quant_bias=lambda stored: stored + more)
+    with pytest.raises(CheckpointError, match=rf"{UP}\.quant_bias is -?\d+ in row 0, -?\d+ is what its {said}"):
+        checkpoint.tensor(f"{UP}.weight")
+
+
+def test_a_row_without_a_scale_has_no_quant_bias_to_hold_it_to(tmp_path, monkeypatch):
+    checkpoint = changed(tmp_path, monkeypatch, deq_scale=np.zeros_like)
+    assert not checkpoint.dequantize(checkpoint.tensor(f"{UP}.weight")).any()

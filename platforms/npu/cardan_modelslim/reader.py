@@ -2,8 +2,9 @@
 
 ``quant_model_description.json`` names the type of every tensor. ``weight`` int8 ``[out, in]``. W8A8_DYNAMIC and W8A16:
 ``weight_scale`` and ``weight_offset``, one for each row or group; the value is ``(code - offset) * scale``. W8A8, of
-one step for all activations: ``input_scale``, ``input_offset``, ``quant_bias`` int32 and ``deq_scale``, float32 or the
-bits of float32 in int64, which is the product of the two scales.
+one step for all activations: ``input_scale``, ``input_offset``, ``deq_scale``, float32 or the bits of float32 in int64,
+which is the product of the two scales, and ``quant_bias`` int32, which is computed from them, the codes and the bias:
+``round(bias / deq_scale - input_offset * sum of the codes)``. It is computed again here, and must be as it says.
 
 Source: the documentation of msmodelslim, ascendv1.md and quantized_weight_format.md.
 """
@@ -15,6 +16,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from cardan.errors import CheckpointError
 from cardan.quantization import ActivationStep, affine_format, integer_format, rounded_format
@@ -24,6 +26,8 @@ from cardan.weights.quantized import SCALES, SETTINGS, Entry, Groups, Module, Pa
 DESCRIPTION = "quant_model_description.json"
 FLOAT = "FLOAT"
 STATIC, DYNAMIC, WEIGHTS_ONLY = "W8A8", "W8A8_DYNAMIC", "W8A16"
+BFLOAT16, FLOAT32 = 2.0**-8, 2.0**-24
+"""What the types round by that a bias, scales and their quotient may go through."""
 READ = (STATIC, DYNAMIC, WEIGHTS_ONLY)
 _CHOOSE = "Choose a checkpoint of W8A8, W8A8_DYNAMIC or W8A16, or one that is not quantized."
 
@@ -36,6 +40,7 @@ class ModelSlimReader(Reader):
         *(".weight_scale", ".weight_offset"),
         *(".input_scale", ".input_offset", ".deq_scale", ".quant_bias"),
     )
+    beside = (".bias",)
 
     def __init__(self, settings: Settings) -> None:
         """Read the description.
@@ -123,13 +128,39 @@ def _offset_blocks(module: Module, groups: Groups) -> tuple[Any, Int32Array | No
 
 def _static_blocks(module: Module, groups: Groups) -> tuple[Any, Int32Array | None]:
     """Weights of which the description has only the product of their scale and that of activations."""
-    scales = _products(module) / _input_scale(module)
-    return groups.joined(module.numbers(".weight").view(np.uint8), groups.blocks(scales[:, None])), None
+    products, codes = _products(module), module.numbers(".weight")
+    _check_quant_bias(module, codes, products)
+    scales = products / _input_scale(module)
+    return groups.joined(codes.view(np.uint8), groups.blocks(scales[:, None])), None
+
+
+def _check_quant_bias(module: Module, codes: npt.NDArray[np.int8], products: Float32Array) -> None:
+    """Hold ``quant_bias`` to what it is computed from, within what bfloat16 and float32 round there.
+
+    Raises:
+        CheckpointError: it is something else, such as the only place of a bias.
+    """
+    shift = -float(_static_step(module).zero) * codes.sum(axis=1, dtype=np.int64)
+    biased = ".bias" in module.entries
+    bias = module.floats(".bias").astype(np.float64) if biased else np.zeros(len(codes))
+    share = np.divide(bias, products, out=np.zeros(len(codes)), where=products != 0)
+    slack = 1 + 2 * BFLOAT16 * np.abs(share) + 2 * FLOAT32 * (np.abs(shift) + np.abs(share))
+    held = module.numbers(".quant_bias")
+    off = np.abs(held - (share + shift)) > slack
+    wrong = np.flatnonzero(off & (products != 0))
+    if wrong.size:
+        row = int(wrong[0])
+        stored, made = f"{module.name}.quant_bias is {held[row]} in row {row}", f"{share[row] + shift[row]:.0f} is what"
+        if biased:
+            module.fail(f"{stored}, {made} its bias, codes and input_offset make")
+        module.fail(
+            f"{stored}, {made} its codes and input_offset make", f"A bias may be in it that is not beside it. {_CHOOSE}"
+        )
 
 
 def _input_scale(module: Module) -> np.float32:
     step = module.floats(".input_scale").reshape(-1)
-    if step.size != 1 or step[0] <= 0:
+    if step.size != 1 or not 0 < step[0] < np.inf:
         module.fail(f"{module.name}.input_scale must be one positive number, got {step[:4].tolist()}")
     return np.float32(step[0])
 
