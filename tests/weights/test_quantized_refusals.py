@@ -105,7 +105,7 @@ def test_a_wrong_shape_is_named(tmp_path, name, suffix, shape, message):
             "awq-64",
             "quant_method",
             "bitsandbytes",
-            r"quant_method is 'bitsandbytes'; Cardan reads awq, compressed-tensors, fp8, gptq, mxfp4. Choose",
+            r"quant_method is 'bitsandbytes'; Cardan reads awq, compressed-tensors, fp8, gptq, mxfp4.*\. Choose",
         ),
         ("awq-64", "quant_method", None, r"quant_method is None; Cardan reads awq, .* a GGUF file, or one that is not"),
         ("awq-64", "bits", 3, r"quantization_config.bits must be one of 4, got 3. Choose a checkpoint of such a kind"),
