@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -16,8 +17,8 @@ from msgspec.structs import replace
 
 from cardan.engine.api import GenerateOutput, GenerateRequest
 from cardan.engine.merging import merge
-from cardan.errors import CardanError, RequestError, RequestTimeoutError
-from cardan.server.state import Preparation, ServerState
+from cardan.errors import CardanError, RequestAbortedError, RequestError, RequestTimeoutError
+from cardan.server.state import LiveRequest, ServerState
 from cardan.server.watching.watchers import Watcher
 from cardan.types import FinishKind, FinishReason, TokenLogprobs
 
@@ -37,14 +38,14 @@ class Job:
         requests: one per prompt; each has an id of its own.
         created: Unix time in whole seconds.
         unenforced: what was asked for and is not held to, beside keywords of schemas.
-        preparation: what it comes from, where it had to be prepared; one that was aborted meanwhile never starts.
+        live: under which it is known already, where it can be aborted before it runs.
     """
 
     request_id: str
     requests: tuple[GenerateRequest, ...]
     created: int = field(default_factory=lambda: int(time.time()))
     unenforced: tuple[str, ...] = ()
-    preparation: Preparation | None = None
+    live: LiveRequest | None = None
 
     @property
     def engine_ids(self) -> tuple[str, ...]:
@@ -95,6 +96,17 @@ class Choice:
         self.truncated_from = output.truncated_from
 
 
+@contextlib.contextmanager
+def admitted(state: ServerState, job: Job) -> Iterator[Job]:
+    """A job that can be aborted from here on, though it runs later; the block ends when it does, or fails.
+
+    Raises:
+        RequestError: its id is in use.
+    """
+    with state.preparing(job.request_id, job.engine_ids) as live:
+        yield dataclasses.replace(job, live=live)
+
+
 def new_choices(job: Job) -> list[list[Choice]]:
     """Empty choices, by prompt and choice."""
     return [[Choice() for _ in range(request.sampling.n)] for request in job.requests]
@@ -127,12 +139,9 @@ async def run_job(state: ServerState, job: Job) -> AsyncGenerator[tuple[int, Gen
         RequestTimeoutError: it ran longer than ``--request-timeout-s``.
     """
     _check_mode(state, job)
-    preparation = job.preparation
-    with state.opened(job.request_id, job.engine_ids, preparation), _watching(state, job) as watchers:
-        if preparation is not None and preparation.aborted:
-            source = _aborted(job)
-        else:
-            source = merge([_observed(state, request) for request in job.requests])
+    live = job.live or LiveRequest(job.request_id, job.engine_ids)
+    with state.opened(live), _watching(state, job) as watchers:
+        source = merge([_observed(state, request, live) for request in job.requests])
         async with contextlib.aclosing(_in_time(source, state.config.server.request_timeout_s)) as outputs:
             async for index, output in outputs:
                 for watcher in watchers:
@@ -140,14 +149,12 @@ async def run_job(state: ServerState, job: Job) -> AsyncGenerator[tuple[int, Gen
                 yield index, output
 
 
-async def _aborted(job: Job) -> AsyncGenerator[tuple[int, GenerateOutput], None]:
-    """What the engine says of requests that are aborted before they start."""
+def _aborted(request: GenerateRequest) -> Iterator[GenerateOutput]:
+    """What the engine says of a request that is aborted before it starts."""
     reason = FinishReason(FinishKind.ABORT, message="The request was aborted.")
-    for place, request in enumerate(job.requests):
-        for index in range(request.sampling.n):
-            num_tokens = len(request.input_ids or ())
-            output = GenerateOutput(rid=request.rid or "", index=index, prompt_tokens=num_tokens, finish_reason=reason)
-            yield place, output
+    num_tokens = len(request.input_ids or ())
+    for index in range(request.sampling.n):
+        yield GenerateOutput(rid=request.rid or "", index=index, prompt_tokens=num_tokens, finish_reason=reason)
 
 
 async def run_until(
@@ -195,7 +202,13 @@ async def _in_time(source: AsyncGenerator[T, None], timeout_s: float | None) -> 
             yield item
 
 
-async def _observed(state: ServerState, request: GenerateRequest) -> AsyncGenerator[GenerateOutput, None]:
+async def _observed(
+    state: ServerState, request: GenerateRequest, live: LiveRequest
+) -> AsyncGenerator[GenerateOutput, None]:
+    if request.rid in live.aborted:
+        for output in _aborted(request):
+            yield output
+        return
     observer = state.metrics.observer()
     async with contextlib.aclosing(state.engine.generate(request)) as outputs:
         async for output in outputs:
@@ -223,3 +236,16 @@ def check_failed(reason: FinishReason | None) -> None:
     if reason.code is not None:
         raise RequestError(message, code=reason.code)
     raise GenerationError(message)
+
+
+def check_complete(reason: FinishReason | None) -> None:
+    """Raise when a choice ended before its answer was complete, for routes whose answers cannot say so.
+
+    Raises:
+        RequestError: the request brought it about.
+        GenerationError: the engine ended it with an error.
+        RequestAbortedError: somebody aborted it.
+    """
+    check_failed(reason)
+    if reason is not None and reason.kind is FinishKind.ABORT:
+        raise RequestAbortedError("The request was aborted before its answer was complete.")

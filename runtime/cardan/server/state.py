@@ -25,16 +25,20 @@ from cardan.server.watching.watchers import WatcherMaker
 
 
 @dataclass(slots=True, eq=False)
-class Preparation:
-    """A request on its way to the engine: its conversation is read, rendered and tokenized.
+class LiveRequest:
+    """A request from when its body was read until its answer has ended.
 
     Attributes:
         request_id: the id that the client knows.
-        aborted: somebody aborted it before it was open; it must not start.
+        engine_ids: those that the engine knows or will know, one a prompt.
+        aborted: those of them that somebody aborted; what has not reached the engine by then must not start.
+        num_holders: blocks that it lives for; it is known while there is one.
     """
 
     request_id: str
-    aborted: bool = False
+    engine_ids: tuple[str, ...]
+    aborted: set[str] = field(default_factory=set)
+    num_holders: int = 0
 
 
 @dataclass(slots=True)
@@ -49,8 +53,7 @@ class ServerState:
         recent: the last requests, for the page.
         created: Unix time of the start, in whole seconds.
         draining: set when no new requests are taken any more.
-        preparing: requests on their way to the engine, by the id that the client knows.
-        open_ids: engine request ids by the id that the client knows; one client id may stand for several prompts.
+        live: requests that run, or are on their way to the engine, by the id that the client knows.
     """
 
     engine: AsyncEngine
@@ -60,8 +63,7 @@ class ServerState:
     recent: RecentRequests = field(default_factory=RecentRequests)
     created: int = field(default_factory=lambda: int(time.time()))
     draining: bool = False
-    preparing: dict[str, Preparation] = field(default_factory=dict)
-    open_ids: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    live: dict[str, LiveRequest] = field(default_factory=dict)
     _longest_token: int | None = None
 
     @property
@@ -72,7 +74,7 @@ class ServerState:
     @property
     def num_open(self) -> int:
         """HTTP requests that generate right now, or are about to."""
-        return len(self.open_ids.keys() | self.preparing.keys())
+        return len(self.live)
 
     def check_accepting(self) -> None:
         """Refuse new work while shutting down.
@@ -158,56 +160,56 @@ class ServerState:
             )
 
     @contextlib.contextmanager
-    def prepared(self, request_id: str) -> Iterator[Preparation]:
+    def preparing(self, request_id: str, engine_ids: tuple[str, ...] = ()) -> Iterator[LiveRequest]:
         """Know of a request that is not open yet, so that it can be aborted; the block ends when it is, or fails.
-
-        Raises:
-            RequestError: the id is in use.
-        """
-        self._check_free(request_id, None)
-        preparation = self.preparing[request_id] = Preparation(request_id)
-        try:
-            yield preparation
-        finally:
-            del self.preparing[request_id]
-
-    @contextlib.contextmanager
-    def opened(
-        self, request_id: str, engine_ids: tuple[str, ...], preparation: Preparation | None = None
-    ) -> Iterator[None]:
-        """Count a request as open while the block runs, and remember which engine requests it stands for.
 
         Args:
             request_id: the id that the client knows.
-            engine_ids: those that the engine knows.
-            preparation: what it comes from, where it had to be prepared.
+            engine_ids: those of its prompts; its own where it has but one.
 
         Raises:
             RequestError: the id is in use.
         """
-        self._check_free(request_id, preparation)
-        self.open_ids[request_id] = engine_ids
-        try:
-            yield
-        finally:
-            del self.open_ids[request_id]
+        with self._holding(LiveRequest(request_id, engine_ids or (request_id,))) as live:
+            yield live
 
-    def _check_free(self, request_id: str, owner: Preparation | None) -> None:
-        if request_id in self.open_ids or self.preparing.get(request_id, owner) is not owner:
+    @contextlib.contextmanager
+    def opened(self, live: LiveRequest) -> Iterator[None]:
+        """Count a request as open while the block runs, be it known already or not.
+
+        Raises:
+            RequestError: its id is another's.
+        """
+        with self._holding(live):
+            yield
+
+    @contextlib.contextmanager
+    def _holding(self, live: LiveRequest) -> Iterator[LiveRequest]:
+        name = live.request_id
+        if self.live.setdefault(name, live) is not live:
             raise RequestError(
-                f"The request id '{shorten(request_id)}' is in use by an open request. Choose another.",
+                f"The request id '{shorten(name)}' is in use by an open request. Choose another.",
                 param="rid",
                 code="duplicate_rid",
             )
+        live.num_holders += 1
+        try:
+            yield live
+        finally:
+            live.num_holders -= 1
+            if not live.num_holders:
+                del self.live[name]
 
     async def abort(self, request_id: str | None) -> None:
-        """Abort what a client id stands for, or everything for None, be it open or still being prepared."""
-        for preparation in self.preparing.values():
-            preparation.aborted |= request_id in (None, preparation.request_id)
+        """Abort what an id stands for, or everything for None, be it open or still being prepared."""
+        for live in self.live.values():
+            named = request_id in (None, live.request_id)
+            live.aborted.update(one for one in live.engine_ids if named or one == request_id)
         if request_id is None:
             await self.engine.abort(None)
             return
-        for engine_id in self.open_ids.get(request_id, (request_id,)):
+        found = self.live.get(request_id)
+        for engine_id in (request_id,) if found is None else found.engine_ids:
             await self.engine.abort(engine_id)
 
     async def wait_until_idle(self, timeout_s: float) -> bool:

@@ -33,7 +33,7 @@ from cardan.server.http.bodies import Refusal, is_anything, parse_body, read_obj
 from cardan.server.http.disconnects import while_connected
 from cardan.server.http.replies import ErrorReply, JsonResponse
 from cardan.server.http.sse import StreamForm, encode_typed_event, open_stream
-from cardan.server.state import Preparation, ServerState, state_of
+from cardan.server.state import LiveRequest, ServerState, state_of
 from cardan.types import FinishKind
 
 QUERY = ("beta",)
@@ -104,8 +104,8 @@ async def messages(request: Request) -> Response:
     fields |= {name: value for name, value in sampling.items() if value is not None}
     if body.stop_sequences:
         fields["stop"] = list(body.stop_sequences)
-    with state.prepared(_new_id()) as preparation:
-        turn = await while_connected(request, _open(state, body, fields, preparation))
+    with state.preparing(_new_id()) as live:
+        turn = await while_connected(request, _open(state, body, fields, live))
         return await _respond(request, turn, body)
 
 
@@ -132,14 +132,14 @@ async def count_tokens(request: Request) -> Response:
     data = await read_object(request, state.config.server.max_body_bytes)
     answering = {name: Refusal("it does not change the count.", is_anything) for name in _ANSWERING}
     body = parse_body(CountBody, data, {**MESSAGES_REFUSED, **answering})
-    turn = await while_connected(request, _open(state, body, {"max_tokens": 1}, Preparation(_new_id())))
+    turn = await while_connected(request, _open(state, body, {"max_tokens": 1}, LiveRequest(_new_id())))
     return JsonResponse({"input_tokens": turn.prompt_tokens})
 
 
 _ANSWERING = tuple(name for name in MessagesBody.model_fields if name not in CountBody.model_fields)
 
 
-async def _open(state: ServerState, body: ConversationBody, fields: dict[str, Any], preparation: Preparation) -> Turn:
+async def _open(state: ServerState, body: ConversationBody, fields: dict[str, Any], live: LiveRequest) -> Turn:
     pieces = [{"content": body.system}, *body.messages]
     conversation = await read_pieces(pieces, "messages", lambda: read_conversation(body.messages, body.system))
     last = conversation[-1]
@@ -152,7 +152,7 @@ async def _open(state: ServerState, body: ConversationBody, fields: dict[str, An
             )
         fields["continue_final_message"] = True
     fields |= shared_fields(body) | _reasoning_fields(state, body)
-    return await open_turn(state, {**fields, "messages": conversation}, preparation)
+    return await open_turn(state, {**fields, "messages": conversation}, live)
 
 
 def _reasoning_fields(state: ServerState, body: ConversationBody) -> dict[str, Any]:

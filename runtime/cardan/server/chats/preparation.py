@@ -22,7 +22,7 @@ from cardan.server.openai.bodies import ChatBody, read_messages
 from cardan.server.openai.deltas import AnswerReader
 from cardan.server.openai.tools import ToolUse, read_tool_use
 from cardan.server.prompts import LONG_TEXT, encode_prompt
-from cardan.server.state import Preparation, ServerState
+from cardan.server.state import LiveRequest, ServerState
 from cardan.types import LogprobParams, SamplingParams
 
 _EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
@@ -71,13 +71,13 @@ def answer_format(state: ServerState) -> AnswerFormat:
     return AnswerFormat.choose(flags.tool_call_parser, flags.reasoning_parser, tuple(templates.values()))
 
 
-async def prepare_chat(state: ServerState, body: ChatBody, preparation: Preparation) -> PreparedChat:
+async def prepare_chat(state: ServerState, body: ChatBody, live: LiveRequest) -> PreparedChat:
     """Check a chat, render its prompt, and find out how its answers are to be read.
 
     Args:
         state: of the server.
         body: of the request.
-        preparation: under which the chat is known meanwhile, and whose id it gets.
+        live: under which the chat is known meanwhile, and whose id it gets.
 
     Raises:
         RequestError: the conversation or a field is wrong.
@@ -104,7 +104,7 @@ async def prepare_chat(state: ServerState, body: ChatBody, preparation: Preparat
         input_ids=ids,
         sampling=_with_markers(state, sampling, form, wanted),
         logprobs=LogprobParams(output=True, top=body.top_logprobs) if body.logprobs else LogprobParams(),
-        rid=preparation.request_id,
+        rid=live.request_id,
         priority=body.priority,
         cache_salt=body.cache_salt,
         routing_key=body.routing_key,
@@ -112,7 +112,7 @@ async def prepare_chat(state: ServerState, body: ChatBody, preparation: Preparat
         processor=read_processor(body.custom_logit_processor),
         add_special_tokens=False,
     )
-    job = Job(preparation.request_id, (generate,), unenforced=_unheld(tools, wanted), preparation=preparation)
+    job = Job(live.request_id, (generate,), unenforced=_unheld(tools, wanted), live=live)
     return PreparedChat(body, job, form, wanted)
 
 

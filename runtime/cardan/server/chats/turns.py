@@ -11,15 +11,14 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from cardan.engine.api import GenerateOutput
-from cardan.errors import RequestAbortedError, RequestError
+from cardan.errors import RequestError
 from cardan.parsers import Answer, Event
 from cardan.server.chats.preparation import THINKING_SWITCHES, answer_format, prepare_chat
-from cardan.server.generation import Choice, Job, check_failed, run_until
+from cardan.server.generation import Choice, Job, check_complete, run_until
 from cardan.server.http.bodies import parse_body
 from cardan.server.openai.bodies import CHAT_REFUSED, ChatBody
 from cardan.server.openai.deltas import AnswerReader
-from cardan.server.state import Preparation, ServerState
-from cardan.types import FinishKind
+from cardan.server.state import LiveRequest, ServerState
 
 T = TypeVar("T")
 
@@ -63,19 +62,17 @@ class Turn:
             async for _, output in outputs:
                 self.choice.add(output)
                 reason = output.finish_reason
-                check_failed(reason)
-                if reason is not None and reason.kind is FinishKind.ABORT:
-                    raise RequestAbortedError("The request was aborted before its answer was complete.")
+                check_complete(reason)
                 yield self.reader.read(output.text, ends=reason is not None), output
 
 
-async def open_turn(state: ServerState, fields: Mapping[str, Any], preparation: Preparation) -> Turn:
+async def open_turn(state: ServerState, fields: Mapping[str, Any], live: LiveRequest) -> Turn:
     """Check a chat and prepare its next turn.
 
     Args:
         state: of the server.
         fields: a body of ``/v1/chat/completions``; ``n`` is 1.
-        preparation: under which the turn is known meanwhile, and whose id it gets.
+        live: under which the turn is known meanwhile, and whose id it gets.
 
     Raises:
         RequestError: the conversation or a field is wrong.
@@ -84,7 +81,7 @@ async def open_turn(state: ServerState, fields: Mapping[str, Any], preparation: 
     body = parse_body(ChatBody, fields, CHAT_REFUSED)
     state.check_model(body.model)
     state.check_scheduling(body.priority, body.routing_key)
-    prepared = await prepare_chat(state, body, preparation)
+    prepared = await prepare_chat(state, body, live)
     return Turn(state, prepared.job, prepared.reader())
 
 

@@ -21,7 +21,7 @@ from cardan.engine.native import NativeOutput
 from cardan.engine.native_request import NativeCall, NativeOptions, native_call
 from cardan.errors import RequestError
 from cardan.server.chats.unenforced import name_unenforced
-from cardan.server.generation import Job, check_failed, run_job, run_to_end
+from cardan.server.generation import Job, admitted, check_failed, run_job, run_to_end
 from cardan.server.http.bodies import Body, Refusal, drop_refused, is_anything, is_one_of, parse_body, read_object
 from cardan.server.http.disconnects import while_connected
 from cardan.server.http.replies import JsonResponse
@@ -98,7 +98,13 @@ async def generate(request: Request) -> Response:
     data = await read_object(request, state.config.server.max_body_bytes)
     body = parse_body(GenerateBody, data, REFUSED)
     native = _build(state, body)
-    if body.stream:
+    with admitted(state, native.job) as job:
+        return await _respond(request, dataclasses.replace(native, job=job), body.stream)
+
+
+async def _respond(request: Request, native: _Native, stream: bool) -> Response:
+    state = state_of(request)
+    if stream:
         return name_unenforced(await open_stream(request, _stream(state, native)), state, native.job)
     await while_connected(request, run_to_end(state, native.job, native.results))
     flat = [result.as_dict() for of_prompt in native.results for result in of_prompt]

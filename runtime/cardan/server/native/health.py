@@ -15,7 +15,7 @@ from starlette.responses import Response
 
 from cardan.engine.api import EngineStats, GenerateRequest
 from cardan.errors import EngineBusyError, EngineDeadError
-from cardan.server.generation import Job, check_failed, run_job
+from cardan.server.generation import Job, check_complete, run_job
 from cardan.server.http.disconnects import while_connected
 from cardan.server.http.replies import JsonResponse
 from cardan.server.state import ServerState, state_of
@@ -87,7 +87,7 @@ async def _probe(state: ServerState) -> None:
     )
     async with contextlib.aclosing(run_job(state, job)) as outputs:
         async for _, output in outputs:
-            check_failed(output.finish_reason)
+            check_complete(output.finish_reason)
 
 
 async def metrics(request: Request) -> Response:

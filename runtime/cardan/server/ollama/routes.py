@@ -37,7 +37,7 @@ from cardan.server.openai.deltas import AnswerReader
 from cardan.server.openai.logprobs import chat_logprobs
 from cardan.server.prompts import encode_prompt
 from cardan.server.sampling import SamplingBody
-from cardan.server.state import Preparation, ServerState, state_of
+from cardan.server.state import LiveRequest, ServerState, state_of
 from cardan.types import FinishKind, LogprobParams
 
 NDJSON = "application/x-ndjson"
@@ -123,8 +123,8 @@ async def chat(request: Request) -> Response:
     options = body.read_options(state.engine.info)
     if not body.messages:
         return _loaded(body)
-    with state.prepared(_new_id()) as preparation:
-        turn = await while_connected(request, _open_messages(state, body, options, preparation))
+    with state.preparing(_new_id()) as live:
+        turn = await while_connected(request, _open_messages(state, body, options, live))
         return await _respond(request, turn, body)
 
 
@@ -139,8 +139,8 @@ async def generate(request: Request) -> Response:
         raise RequestError("'raw' takes 'prompt' as it is, without 'system' and 'template'. Drop them.", param="raw")
     if not body.prompt and not body.system:
         return _loaded(body)
-    with state.prepared(_new_id()) as preparation:
-        turn = await while_connected(request, _open_prompt(state, body, options, preparation))
+    with state.preparing(_new_id()) as live:
+        turn = await while_connected(request, _open_prompt(state, body, options, live))
         return await _respond(request, turn, body)
 
 
@@ -174,7 +174,7 @@ def _think_fields(state: ServerState, think: object) -> dict[str, Any]:
     raise RequestError("'think' must be true, false, 'low', 'medium' or 'high'.", param="think", code="invalid_value")
 
 
-async def _open_messages(state: ServerState, body: ChatBody, options: Options, preparation: Preparation) -> Turn:
+async def _open_messages(state: ServerState, body: ChatBody, options: Options, live: LiveRequest) -> Turn:
     """The turn that a body of ``/api/chat`` asks for."""
     messages = await read_pieces(body.messages, "messages", lambda: read_conversation(body.messages))
     fields = {**_chat_fields(state, body, options), "messages": messages}
@@ -182,19 +182,19 @@ async def _open_messages(state: ServerState, body: ChatBody, options: Options, p
         fields["tools"] = body.tools
     if messages[-1]["role"] == "assistant":
         fields["continue_final_message"] = True
-    turn = await open_turn(state, fields, preparation)
+    turn = await open_turn(state, fields, live)
     return _within_context(turn, options, turn.prompt_tokens)
 
 
-async def _open_prompt(state: ServerState, body: GenerateBody, options: Options, preparation: Preparation) -> Turn:
+async def _open_prompt(state: ServerState, body: GenerateBody, options: Options, live: LiveRequest) -> Turn:
     """The turn that a body of ``/api/generate`` asks for."""
     if body.raw or body.template:
         text = fill_template(body.template, body.prompt, body.system or "") if body.template else body.prompt
-        return await _open_raw(state, body, options, text, preparation)
+        return await _open_raw(state, body, options, text, live)
     messages = [{"role": "system", "content": body.system}] if body.system else []
     messages.append({"role": "user", "content": body.prompt})
     fields = {**_chat_fields(state, body, options), "messages": messages}
-    turn = await open_turn(state, fields, preparation)
+    turn = await open_turn(state, fields, live)
     return _within_context(turn, options, turn.prompt_tokens)
 
 
@@ -217,9 +217,7 @@ def _within_context(turn: Turn, options: Options, prompt_tokens: int) -> Turn:
     return turn
 
 
-async def _open_raw(
-    state: ServerState, body: GenerateBody, options: Options, text: str, preparation: Preparation
-) -> Turn:
+async def _open_raw(state: ServerState, body: GenerateBody, options: Options, text: str, live: LiveRequest) -> Turn:
     """A prompt that no chat template is put around; calls and reasoning are not looked for in its answer."""
     if body.format_fields():
         raise RequestError(
@@ -240,10 +238,10 @@ async def _open_raw(
         input_ids=ids,
         sampling=parse_body(SamplingBody, options.fields()).sampling(limit, 0, info),
         logprobs=LogprobParams(output=True, top=body.top_logprobs) if body.logprobs else LogprobParams(),
-        rid=preparation.request_id,
+        rid=live.request_id,
         add_special_tokens=False,
     )
-    job = Job(preparation.request_id, (generate_request,), preparation=preparation)
+    job = Job(live.request_id, (generate_request,), live=live)
     turn = Turn(state, job, AnswerReader(PlainParser()))
     return _within_context(turn, options, len(ids))
 

@@ -75,8 +75,8 @@ async def chat_completions(request: Request) -> Response:
     state.check_model(body.model)
     state.check_scheduling(body.priority, body.routing_key)
     options = body.usage_in_stream()
-    with state.prepared(body.rid or f"chatcmpl-{uuid.uuid4().hex}") as preparation:
-        prepared = await while_connected(request, prepare_chat(state, body, preparation))
+    with state.preparing(body.rid or f"chatcmpl-{uuid.uuid4().hex}") as live:
+        prepared = await while_connected(request, prepare_chat(state, body, live))
         return await _respond(request, _Chat(state, prepared, options))
 
 

@@ -20,7 +20,7 @@ from cardan.engine.api import GenerateOutput, GenerateRequest
 from cardan.engine.logit_processors import read_processor
 from cardan.errors import RequestError
 from cardan.server.chats.unenforced import name_unenforced
-from cardan.server.generation import Choice, Job, check_failed, new_choices, run_job, run_to_end
+from cardan.server.generation import Choice, Job, admitted, check_failed, new_choices, run_job, run_to_end
 from cardan.server.http.bodies import parse_body, read_object
 from cardan.server.http.disconnects import while_connected
 from cardan.server.http.replies import JsonResponse
@@ -81,8 +81,14 @@ async def completions(request: Request) -> Response:
     state.check_ids_length(body.prompt, "prompt")
     prompts = _read_prompts(state, body.prompt)
     options = body.usage_in_stream()
-    completion = _Completion(state, body, _build_job(state, body, prompts), _echoed(state, body, prompts), options)
-    if body.stream:
+    job, echoed = _build_job(state, body, prompts), _echoed(state, body, prompts)
+    with admitted(state, job) as live_job:
+        return await _respond(request, _Completion(state, body, live_job, echoed, options))
+
+
+async def _respond(request: Request, completion: _Completion) -> Response:
+    state = completion.state
+    if completion.body.stream:
         return name_unenforced(await open_stream(request, _stream(completion)), state, completion.job)
     choices = new_choices(completion.job)
     await while_connected(request, run_to_end(state, completion.job, choices))
@@ -181,7 +187,14 @@ def _drop_output(choice: Choice) -> None:
     choice.text = ""
     choice.token_ids, choice.logprobs = [], []
     choice.completion_tokens = 0
-    choice.finish_reason = FinishReason(FinishKind.LENGTH, length=0)
+    choice.finish_reason = _echo_end(choice.finish_reason)
+
+
+def _echo_end(reason: FinishReason | None) -> FinishReason | None:
+    """How a choice ends of which only the prompt is wanted: as asked for, unless somebody aborted it."""
+    if reason is None or reason.kind is FinishKind.ABORT:
+        return reason
+    return FinishReason(FinishKind.LENGTH, length=0)
 
 
 def _whole_choice(completion: _Completion, number: int, index: int, choice: Choice) -> dict[str, Any]:
@@ -244,7 +257,7 @@ class _News:
 
     def without_output(self) -> _News:
         """The same, with only the prompt left."""
-        finish = FinishReason(FinishKind.LENGTH, length=0) if self.output.finish_reason else None
+        finish = _echo_end(self.output.finish_reason)
         output = msgspec.structs.replace(self.output, text="", token_ids=(), logprobs=(), finish_reason=finish)
         return dataclasses.replace(self, output=output)
 

@@ -16,7 +16,7 @@ from starlette.responses import Response
 
 from cardan.engine.api import GenerateRequest
 from cardan.errors import RequestError
-from cardan.server.generation import Job, check_failed, run_job
+from cardan.server.generation import Job, admitted, check_complete, run_job
 from cardan.server.http.bodies import (
     Body,
     IdLists,
@@ -68,8 +68,8 @@ async def embeddings(request: Request) -> Response:
     state.check_accepting()
     body = parse_body(EmbeddingsBody, await read_object(request, state.config.server.max_body_bytes), _REFUSED)
     state.check_model(body.model)
-    job = _build_job(state, _inputs(body.input))
-    vectors, tokens = await while_connected(request, _embed(state, job, body.dimensions))
+    with admitted(state, _build_job(state, _inputs(body.input))) as job:
+        vectors, tokens = await while_connected(request, _embed(state, job, body.dimensions))
     data = [
         {"object": "embedding", "index": index, "embedding": _encode(vector, body.encoding_format)}
         for index, vector in enumerate(vectors)
@@ -84,8 +84,8 @@ async def ollama_embed(request: Request) -> Response:
     state.check_accepting()
     body = parse_body(EmbedBody, await read_object(request, state.config.server.max_body_bytes), _OLLAMA_REFUSED)
     check_model(state, body.model)
-    job = _build_job(state, _inputs(body.input))
-    vectors, tokens = await while_connected(request, _embed(state, job, body.dimensions))
+    with admitted(state, _build_job(state, _inputs(body.input))) as job:
+        vectors, tokens = await while_connected(request, _embed(state, job, body.dimensions))
     return JsonResponse({"model": body.model, "embeddings": vectors, "prompt_eval_count": tokens})
 
 
@@ -127,7 +127,7 @@ async def _embed(state: ServerState, job: Job, dimensions: int | None) -> tuple[
     vectors: list[Vector] = [[] for _ in job.requests]
     tokens = 0
     async for index, output in run_job(state, job):
-        check_failed(output.finish_reason)
+        check_complete(output.finish_reason)
         if output.finish_reason is not None:
             vectors[index] = _normalized(output.embedding, dimensions)
             tokens += output.prompt_tokens

@@ -16,7 +16,7 @@ from starlette.responses import Response
 from cardan.engine.api import GenerateRequest
 from cardan.engine.validation import MAX_TOP_LOGPROBS
 from cardan.errors import RequestError
-from cardan.server.generation import Choice, Job, check_failed, new_choices, run_to_end
+from cardan.server.generation import Choice, Job, admitted, check_complete, new_choices, run_to_end
 from cardan.server.http.bodies import Body, IdLists, Ids, Texts, parse_body, read_object
 from cardan.server.http.disconnects import while_connected
 from cardan.server.http.replies import JsonResponse
@@ -44,9 +44,9 @@ async def score(request: Request) -> Response:
     state.check_accepting()
     body = parse_body(ScoreBody, await read_object(request, state.config.server.max_body_bytes))
     state.check_model(body.model)
-    job = _build_job(state, body)
-    choices = new_choices(job)
-    await while_connected(request, run_to_end(state, job, choices))
+    with admitted(state, _build_job(state, body)) as job:
+        choices = new_choices(job)
+        await while_connected(request, run_to_end(state, job, choices))
     scores = [_scores(body, of_item[0]) for of_item in choices]
     usage = usage_object(state, choices)
     return JsonResponse({"object": "scoring", "model": state.model_name, "scores": scores, "usage": usage})
@@ -89,7 +89,7 @@ def _join(state: ServerState, body: ScoreBody, item: str | list[int]) -> tuple[s
 
 def _scores(body: ScoreBody, choice: Choice) -> list[float]:
     """Probabilities of the labels: among all tokens, or among the labels alone."""
-    check_failed(choice.finish_reason)
+    check_complete(choice.finish_reason)
     first = choice.logprobs[0] if choice.logprobs else None
     known: dict[int, float] = dict(first.chosen) if first is not None else {}
     logprobs = [known.get(token, -math.inf) for token in body.label_token_ids]

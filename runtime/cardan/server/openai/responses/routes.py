@@ -33,7 +33,7 @@ from cardan.server.openai.responses.bodies import RESPONSES_REFUSED, ResponsesBo
 from cardan.server.openai.responses.input import listed_items, read_input
 from cardan.server.openai.responses.output import ItemWriter
 from cardan.server.openai.responses.store import ResponseStore, StoredResponse
-from cardan.server.state import Preparation, ServerState, state_of
+from cardan.server.state import LiveRequest, ServerState, state_of
 from cardan.types import FinishKind
 
 LIST_QUERY = ("limit", "order", "after", "include")
@@ -178,23 +178,25 @@ async def create(request: Request) -> Response:
     data = await read_object(request, state.config.server.max_body_bytes)
     body = parse_body(ResponsesBody, data, RESPONSES_REFUSED)
     check_body(body)
-    with state.prepared(f"resp_{uuid.uuid4().hex}") as preparation:
-        run = await while_connected(request, _open(state, store, body, preparation))
-        return await _respond(request, run, store)
+    with contextlib.ExitStack() as known:
+        live = known.enter_context(state.preparing(f"resp_{uuid.uuid4().hex}"))
+        run = await while_connected(request, _open(state, store, body, live))
+        if not body.background:
+            return await _respond(request, run, store)
+        response = JsonResponse(_start(run, store, known))
+        return name_unenforced(response, state, run.turn.job)
 
 
 async def _respond(request: Request, run: _Run, store: ResponseStore) -> Response:
     state, job = run.turn.state, run.turn.job
     if run.body.stream:
         return name_unenforced(await open_stream(request, _stream(run, store), FORM), state, job)
-    if run.body.background:
-        return name_unenforced(JsonResponse(_start(run, store)), state, job)
     await while_connected(request, _run_to_end(run))
     _keep(run, store)
     return name_unenforced(JsonResponse(run.response()), state, job)
 
 
-async def _open(state: ServerState, store: ResponseStore, body: ResponsesBody, preparation: Preparation) -> _Run:
+async def _open(state: ServerState, store: ResponseStore, body: ResponsesBody, live: LiveRequest) -> _Run:
     pieces = body.input if isinstance(body.input, list) else []
     read = await read_pieces(pieces, "input", lambda: read_input(body.input))
     messages = [*_earlier(store, body.previous_response_id), *read]
@@ -202,7 +204,7 @@ async def _open(state: ServerState, store: ResponseStore, body: ResponsesBody, p
     if body.instructions is not None:
         shown = [{"role": "system", "content": body.instructions}, *messages]
     fields = chat_fields(body) | effort_fields(state, read_effort(body), "reasoning.effort")
-    turn = await open_turn(state, {**fields, "messages": shown}, preparation)
+    turn = await open_turn(state, {**fields, "messages": shown}, live)
     return _Run(turn, body, messages)
 
 
@@ -269,11 +271,13 @@ def _fail(run: _Run, error: Exception) -> None:
     run.finish("failed", {"code": "server_error", "message": reply.message})
 
 
-def _start(run: _Run, store: ResponseStore) -> dict[str, Any]:
-    """Run a response in the background; returns it as it begins."""
+def _start(run: _Run, store: ResponseStore, known: contextlib.ExitStack) -> dict[str, Any]:
+    """Run a response in the background; returns it as it begins. ``known`` is left when its task has ended."""
     run.status = "queued"
     stored = StoredResponse(run.response(), listed_items(run.body.input))
     stored.task = asyncio.create_task(_run_behind(run, store, stored))
+    kept = known.pop_all()
+    stored.task.add_done_callback(lambda _: kept.close())
     store.put(stored)
     return stored.response
 
