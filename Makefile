@@ -121,7 +121,7 @@ native-sanitize: $(VENV)/installed-test
 
 # Attention by IPEX, Intel's extension for torch, in an environment of its own under .cardan: 1 GB to download, then the
 # conformance suite by it, and times next to torch's attention and the native kernels, kept in docs/platforms/ipex.md.
-# Where it cannot be had, the target says why and ends with 3. F takes flags; F=--help lists them.
+# Where it cannot be had, the script says why and ends with 3, of which make prints Error 3 and ends with 2. F takes flags; F=--help lists them.
 test-ipex: $(VENV)/installed-test $(NATIVE) $(CARDAN_CACHE)/fetched
 	$(BIN)/python benchmarks/ipex_check.py $(F)
 

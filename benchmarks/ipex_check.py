@@ -1,13 +1,15 @@
 """Tries attention by Intel's extension for torch (IPEX 2.8, its last release) in an environment of its own.
 
 It sets that environment up once (about 1 GB to download, 2 GB on disk), runs the conformance suite with
-``--attention-backend ipex``, compares times with torch's own attention and with the native kernels, and writes them to
-docs/platforms/ipex.md. It ends with 0, with 1 where a check failed, and with 3 where IPEX cannot be had: it says why.
+``--attention-backend ipex``, compares times with torch's own attention and with the native kernels, and writes what
+passed and the times to docs/platforms/ipex.md. It ends with 0, with 1 where a check failed, and with 3 where IPEX
+cannot be had: it says why.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import os
 import platform
@@ -15,6 +17,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -27,8 +30,10 @@ from cardan.config import cache_dir
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "platforms" / "ipex.md"
+VERIFIED = ("<!-- verified:begin -->\n", "<!-- verified:end -->")
 MARKS = ("<!-- measured:begin -->\n", "<!-- measured:end -->")
 FAILED, CANNOT = 1, 3
+STAMP = "complete"
 PACKAGES = ("torch==2.8.0", "intel-extension-for-pytorch==2.8.0")
 BESIDE = ("filelock", "fsspec", "jinja2", "networkx", "numpy", "packaging", "psutil", "sympy", "typing-extensions")
 """What the two import; asking pip for what torch requires would bring CUDA, 3 GB."""
@@ -57,13 +62,16 @@ def main() -> int:
     try:
         check_machine(flags.folder)
         python = set_up(flags.folder)
-        say(f"IPEX {isa_of(python)}")
+        release = isa_of(python)
+        say(f"IPEX {release}")
     except CannotBeHadError as error:
         sys.stderr.write(f"IPEX cannot be tried here: {error}\n{ELSEWHERE}\n")
         return CANNOT
-    suite = subprocess.run([python, str(ROOT / "benchmarks/ipex_conform.py"), *flags.only], env=quiet(), check=False)
-    if suite.returncode:
+    counted = conform(python, flags.only)
+    if counted is None:
         return FAILED
+    if not flags.only:
+        write(render_verified(counted, release), VERIFIED)
     if flags.rounds:
         found = measure(python, flags.rounds)
         section = render(found)
@@ -71,7 +79,7 @@ def main() -> int:
         if found["foreign_cores"] > MOST_FOREIGN:
             say(f"That is no evidence, so {PAGE.name} stays as it is. Run it where nothing else runs.")
         else:
-            write(section)
+            write(section, MARKS)
     return 0
 
 
@@ -97,7 +105,7 @@ def check_machine(folder: Path, cpuinfo: Path = Path("/proc/cpuinfo")) -> None:
         raise CannotBeHadError("it needs a processor with AVX2, which this one does not say it has.")
     folder.parent.mkdir(parents=True, exist_ok=True)
     free = shutil.disk_usage(folder.parent).free / 1e9
-    if not (folder / "complete").exists() and free < FREE_GB:
+    if not is_complete(folder) and free < FREE_GB:
         raise CannotBeHadError(
             f"its environment needs {FREE_GB} GB while it is made, and {folder.parent} has {free:.1f}."
         )
@@ -108,15 +116,45 @@ def python_minor() -> int:
     return sys.version_info.minor
 
 
+def recipe() -> str:
+    """Changes when other packages are wanted, also by Cardan itself, so that the environment is made again."""
+    wanted = " ".join((*PACKAGES, *BESIDE, platform.python_version())).encode()
+    return hashlib.sha256(wanted + (ROOT / "pyproject.toml").read_bytes()).hexdigest()[:16]
+
+
+def is_complete(folder: Path) -> bool:
+    """Whether the environment was made to its end, by this recipe."""
+    stamp = folder / STAMP
+    return stamp.is_file() and stamp.read_text(encoding="utf-8") == recipe()
+
+
 def set_up(folder: Path) -> str:
     """Make the environment unless it is complete; returns its Python.
 
     Raises:
         CannotBeHadError: pip did not get the packages, or the two do not start.
     """
+    if not is_complete(folder):
+        try:
+            make(folder)
+        except (OSError, subprocess.CalledProcessError, StopIteration) as error:
+            said = (getattr(error, "stderr", None) or "").strip().splitlines()[-3:]
+            raise CannotBeHadError(
+                f"making {folder} failed with {type(error).__name__}: {' / '.join((str(error), *said))}."
+            ) from error
+    return str(folder / "bin" / "python")
+
+
+def make(folder: Path) -> None:
+    """Make the environment, and stamp it.
+
+    Raises:
+        CannotBeHadError: pip did not get the packages, or the two do not start.
+        OSError: a program is missing, or a file cannot be written.
+        subprocess.CalledProcessError: an empty library cannot be made.
+        StopIteration: torch has no folder of libraries.
+    """
     python = str(folder / "bin" / "python")
-    if (folder / "complete").exists():
-        return python
     say(f"Making {folder}: {' and '.join(PACKAGES)}, about 1 GB ...")
     shutil.rmtree(folder, ignore_errors=True)
     run("making an environment", sys.executable, "-m", "venv", str(folder))
@@ -125,8 +163,7 @@ def set_up(folder: Path) -> str:
     run("fetching what they import", *pip, *BESIDE)
     run("installing Cardan", *pip, "-e", str(ROOT))
     start_torch(python, folder)
-    (folder / "complete").touch()
-    return python
+    (folder / STAMP).write_text(recipe(), encoding="utf-8")
 
 
 def start_torch(python: str, folder: Path) -> None:
@@ -135,7 +172,8 @@ def start_torch(python: str, folder: Path) -> None:
     Raises:
         CannotBeHadError: it does not.
     """
-    started = subprocess.run([python, "-c", "import torch"], capture_output=True, text=True, check=False)
+    command = [python, "-c", "import torch"]
+    started = subprocess.run(command, capture_output=True, text=True, check=False, env=quiet())
     if started.returncode == 0:
         return
     if missing_tools():
@@ -177,6 +215,24 @@ def quiet() -> dict[str, str]:
     return {**kept, "TORCH_CPP_LOG_LEVEL": "ERROR", "PYTHONWARNINGS": "ignore"}
 
 
+def conform(python: str, only: Sequence[str]) -> dict[str, int] | None:
+    """How many checks passed and were skipped; None where one failed."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "counted.json"
+        command = [python, str(ROOT / "benchmarks/ipex_conform.py"), str(file), *only]
+        if subprocess.run(command, env=quiet(), check=False).returncode:
+            return None
+        counted: dict[str, int] = json.loads(file.read_text(encoding="utf-8"))
+    return counted
+
+
+def render_verified(counted: Mapping[str, int], release: str) -> str:
+    """The part of the page on what passed."""
+    passed, skipped = counted["passed"], counted["skipped"]
+    where = f"{datetime.now(UTC):%Y-%m-%d}, {machine()}, IPEX {release}"
+    return f"{where}: {passed} checks of the suite passed, none failed, {skipped} were skipped.\n"
+
+
 def measure(python: str, rounds: int) -> dict[str, Any]:
     """The least milliseconds of each kind of step, by each kind of attention, in turn."""
     ways = {
@@ -201,13 +257,16 @@ def steps_of(python: str, flags: tuple[str, ...]) -> dict[str, float]:
         command = [str(Path(python).with_name("cardan")), "bench", "profile", "--platform", "cpu", *flags]
         sizes = ["--dtype", "float32", "--context-length", "1024", "--max-total-tokens", "8192", "--prompt-len", "512"]
         native = python == sys.executable
-        subprocess.run(
+        done = subprocess.run(
             [*command, *sizes, "--steps", "16", "--rows", "1", "--rows", "8", "--output-json", str(file)],
             env=dict(os.environ) if native else quiet(),
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            check=True,
+            capture_output=True,
+            text=True,
+            check=False,
         )
+        if done.returncode:
+            sys.stderr.write(done.stderr)
+            done.check_returncode()
         profiles = json.loads(file.read_text(encoding="utf-8"))["profiles"]
     return {kind_of(one): one["untimed_us"] / 1000 for one in profiles}
 
@@ -233,11 +292,11 @@ def render(found: dict[str, Any]) -> str:
     return "\n".join([*lines, "", "A ratio above 1 says that `ipex` is faster.", ""])
 
 
-def write(section: str, page: Path = PAGE) -> None:
-    """Put the measured part between the marks of the page."""
+def write(section: str, marks: tuple[str, str], page: Path = PAGE) -> None:
+    """Put a part between two marks of the page."""
     text = page.read_text(encoding="utf-8")
-    head, rest = text.split(MARKS[0])
-    page.write_text(head + MARKS[0] + section + MARKS[1] + rest.split(MARKS[1])[1], encoding="utf-8")
+    head, rest = text.split(marks[0])
+    page.write_text(head + marks[0] + section + marks[1] + rest.split(marks[1])[1], encoding="utf-8")
 
 
 if __name__ == "__main__":

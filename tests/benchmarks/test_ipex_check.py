@@ -79,8 +79,42 @@ def test_where_it_cannot_be_had_the_command_says_why_and_ends_with_3(
 
 
 def test_an_environment_that_is_complete_is_taken_as_it_is(check: Any, tmp_path: Path) -> None:
-    (tmp_path / "complete").touch()
+    (tmp_path / "complete").write_text(check.recipe())
     assert check.set_up(tmp_path) == str(tmp_path / "bin" / "python")
+
+
+def test_an_environment_of_other_packages_is_made_again(
+    check: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[Path] = []
+    monkeypatch.setattr(check, "make", made.append)
+    (tmp_path / "complete").write_text(check.recipe())
+    check.set_up(tmp_path)
+    assert made == []
+    monkeypatch.setattr(check, "PACKAGES", ("torch==2.8.1",))
+    check.set_up(tmp_path)
+    (tmp_path / "complete").write_text("")
+    check.set_up(tmp_path)
+    assert made == [tmp_path, tmp_path]
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (FileNotFoundError("cc"), "FileNotFoundError: cc"),
+        (subprocess.CalledProcessError(1, "cc", stderr="ld: no room"), "CalledProcessError: .* / ld: no room"),
+        (StopIteration(), "StopIteration"),
+    ],
+)
+def test_an_environment_that_cannot_be_made_is_none_that_can_be_had(
+    check: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, said: str
+) -> None:
+    def make(folder: Path) -> None:
+        raise error
+
+    monkeypatch.setattr(check, "make", make)
+    with pytest.raises(check.CannotBeHadError, match=f"making .* failed with {said}"):
+        check.set_up(tmp_path)
 
 
 def test_a_torch_that_needs_cuda_needs_a_compiler(check: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -95,13 +129,13 @@ def test_a_torch_that_needs_cuda_needs_a_compiler(check: Any, tmp_path: Path, mo
 def test_empty_libraries_let_one_load_that_was_built_for_cuda(libraries: Any, tmp_path: Path) -> None:
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
-    libraries.compile_library(elsewhere / "libcudart.so.12", "int cudaGetDeviceCount(void) { return 0; }", ())
+    libraries.compile_library(elsewhere / "libcudacardan.so.0", "int cudaGetDeviceCount(void) { return 0; }", ())
     code = "int cudaGetDeviceCount(void); int devices(void) { return cudaGetDeviceCount(); }"
-    flags = (str(elsewhere / "libcudart.so.12"), "-Wl,-rpath,$ORIGIN")
+    flags = (str(elsewhere / "libcudacardan.so.0"), "-Wl,-rpath,$ORIGIN")
     libraries.compile_library(tmp_path / "libtorch_some.so", code, flags)
-    with pytest.raises(OSError, match=r"libcudart\.so\.12"):
+    with pytest.raises(OSError, match=r"libcudacardan\.so\.0"):
         ctypes.CDLL(str(tmp_path / "libtorch_some.so"))
-    assert libraries.make_empty_libraries(tmp_path) == ["libcudart.so.12"]
+    assert libraries.make_empty_libraries(tmp_path) == ["libcudacardan.so.0"]
     assert ctypes.CDLL(str(tmp_path / "libtorch_some.so")).devices() == libraries.NO_DEVICE
     assert libraries.make_empty_libraries(tmp_path) == []
 
@@ -114,17 +148,43 @@ def test_the_page_gets_what_was_measured_between_its_marks(check: Any, tmp_path:
     assert "Some CPU" in section
     page = tmp_path / "ipex.md"
     page.write_text("before\n<!-- measured:begin -->\nold\n<!-- measured:end -->\nafter\n")
-    check.write(section, page)
+    check.write(section, check.MARKS, page)
     assert page.read_text() == f"before\n<!-- measured:begin -->\n{section}<!-- measured:end -->\nafter\n"
 
 
 def test_the_page_that_is_written_has_the_marks(check: Any) -> None:
     text = check.PAGE.read_text(encoding="utf-8")
-    assert all(text.count(mark.strip()) == 1 for mark in check.MARKS)
+    assert all(text.count(mark.strip()) == 1 for mark in (*check.VERIFIED, *check.MARKS))
+
+
+def test_what_passed_is_counted(check: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def suite(command: list[str], **options: Any) -> Any:
+        Path(command[2]).write_text('{"passed": 236, "skipped": 4}')
+        assert command[3:] == ["attention"]
+        return subprocess.CompletedProcess(command, 0)
+
+    monkeypatch.setattr(check, "machine", lambda: "Some CPU")
+    monkeypatch.setattr(check.subprocess, "run", suite)
+    counted = check.conform("python", ["attention"])
+    said = check.render_verified(counted, "2.8.0 with AVX2")
+    assert "Some CPU, IPEX 2.8.0 with AVX2: 236 checks of the suite passed, none failed, 4 were skipped.\n" in said
+    failed = subprocess.CompletedProcess([], 1)
+    monkeypatch.setattr(check.subprocess, "run", lambda *command, **options: failed)
+    assert check.conform("python", []) is None
+
+
+def test_a_run_that_fails_shows_what_it_said(
+    check: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    failed = subprocess.CompletedProcess(["cardan"], 1, "", "cardan: no such model")
+    monkeypatch.setattr(check.subprocess, "run", lambda *command, **options: failed)
+    with pytest.raises(subprocess.CalledProcessError):
+        check.steps_of("python", ())
+    assert "no such model" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("foreign", "kept"), [(0.1, True), (1.2, False)])
-def test_times_beside_other_work_do_not_go_to_the_page(
+def test_times_beside_other_work_do_not_go_to_the_page_and_what_passed_does(
     check: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], foreign: float, kept: bool
 ) -> None:
     kinds = {"decode of 8": 20.0}
@@ -134,14 +194,14 @@ def test_times_beside_other_work_do_not_go_to_the_page(
         "rounds": 1,
         "ms": dict.fromkeys(("ipex", "torch", "native"), kinds),
     }
-    written: list[str] = []
+    written: list[Any] = []
     monkeypatch.setattr(check, "check_machine", lambda folder: None)
     monkeypatch.setattr(check, "set_up", lambda folder: "python")
     monkeypatch.setattr(check, "isa_of", lambda python: "2.8.0 with AVX2")
-    monkeypatch.setattr(check.subprocess, "run", lambda *command, **options: subprocess.CompletedProcess([], 0))
+    monkeypatch.setattr(check, "conform", lambda python, only: {"passed": 236, "skipped": 4})
     monkeypatch.setattr(check, "measure", lambda python, rounds: found)
-    monkeypatch.setattr(check, "write", written.append)
+    monkeypatch.setattr(check, "write", lambda section, marks: written.append(marks))
     monkeypatch.setattr(check.sys, "argv", ["ipex_check.py"])
     assert check.main() == 0
-    assert len(written) == kept
+    assert written == [check.VERIFIED, check.MARKS][: 1 + kept]
     assert ("no evidence" in capsys.readouterr().out) == (not kept)

@@ -5,8 +5,10 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from importlib import metadata
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -16,7 +18,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from cardan.errors import UnsupportedError  # noqa: E402
-from cardan.platform import AttentionMeta, DeviceInfo, Support  # noqa: E402
+from cardan.platform import AttentionMeta, DeviceInfo, Evidence, Support  # noqa: E402
 from cardan.types import ForwardMode, KVLayout, LayerKV, TableDelta  # noqa: E402
 from cardan_cpu import ipex, ipex_attention  # noqa: E402
 from cardan_cpu.device import CpuDevice  # noqa: E402
@@ -76,15 +78,29 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> type[PagedAttention]:
     return PagedAttention
 
 
-def attended(name: str, layer: LayerKV, counts: list[int], lengths: list[int], sinks: Any = None) -> np.ndarray:
-    """What a backend makes of a step whose rows have so many queries and keys, over a pool at random."""
+def attended(
+    name: str,
+    layer: LayerKV,
+    step: tuple[list[int], list[int]],
+    sinks: Any = None,
+    types: tuple[str, str] = ("float32", "float32"),
+    page_size: int = 1,
+) -> np.ndarray:
+    """What a backend makes of a step whose rows have so many queries and keys, over a pool at random.
+
+    ``types`` are those of activations and of keys and values.
+    """
+    counts, lengths = step
     rng = np.random.default_rng(6)
-    layout = KVLayout(layers=(layer,), page_size=1, dtype="float32")
+    activations, kept = types
+    wide = getattr(torch, activations)
+    layout = KVLayout(layers=(layer,), page_size=page_size, dtype=kept)
     device = CpuDevice(DeviceInfo(index=0, name="some CPU", detail="", total_memory=1), 1)
     pool = device.allocate_kv(layout, SLOTS, ROWS, LENGTH)
     for leaf in pool.leaves():
         leaf.copy_(torch.from_numpy(rng.normal(size=tuple(leaf.shape)).astype(np.float32)))
-    slots = rng.permutation(SLOTS - 1)[: len(lengths) * LENGTH].reshape(len(lengths), LENGTH).astype(np.int32) + 1
+    pages = 1 + rng.permutation(SLOTS // page_size - 1)[: len(lengths) * LENGTH // page_size]
+    slots = (pages[:, None] * page_size + np.arange(page_size)).reshape(len(lengths), LENGTH).astype(np.int32)
     pool.update_tables([TableDelta(row_id=row, start=0, slots=slots[row][None]) for row in range(len(lengths))])
     places = [np.arange(length - count, length) for count, length in zip(counts, lengths, strict=True)]
     meta = AttentionMeta(
@@ -96,9 +112,9 @@ def attended(name: str, layer: LayerKV, counts: list[int], lengths: list[int], s
         out_slots=np.concatenate([slots[row][place] for row, place in enumerate(places)])[None].astype(np.int32),
     )
     heads = ((layer.q_heads, layer.k_dim), (layer.kv_heads, layer.k_dim), (layer.kv_heads, layer.v_dim))
-    q, k, v = (torch.from_numpy(rng.normal(size=(sum(counts), *each)).astype(np.float32)) for each in heads)
-    backend = device.attention(name, pool, layout, "float32")
-    return backend.forward(q, k, v, layer, backend.plan(meta), sinks).reshape(sum(counts), -1).numpy()
+    q, k, v = (torch.from_numpy(rng.normal(size=(sum(counts), *each)).astype(np.float32)).to(wide) for each in heads)
+    backend = device.attention(name, pool, layout, activations)
+    return backend.forward(q, k, v, layer, backend.plan(meta), sinks).reshape(sum(counts), -1).float().numpy()
 
 
 def layer(**changes: Any) -> LayerKV:
@@ -111,9 +127,32 @@ STEPS = {"decode": ([1, 1, 1], [9, 1, 16]), "extend": ([5, 1, 7], [9, 12, 7])}
 @pytest.mark.parametrize("step", STEPS)
 @pytest.mark.parametrize("changes", [{}, {"window": 3}, {"softcap": 2.0}], ids=["full", "window", "softcap"])
 def test_decode_goes_to_the_call_and_prompts_by_torch(installed, step, changes):
-    got = attended("ipex", layer(**changes), *STEPS[step])
+    got = attended("ipex", layer(**changes), STEPS[step])
     assert installed.calls == ["decode"] * (step == "decode")
-    np.testing.assert_allclose(got, attended("torch", layer(**changes), *STEPS[step]), atol=2e-6)
+    np.testing.assert_allclose(got, attended("torch", layer(**changes), STEPS[step]), atol=2e-6)
+
+
+@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("page_size", [1, 16])
+@pytest.mark.parametrize(
+    ("types", "taken"),
+    [
+        (("float32", "float32"), True),
+        (("bfloat16", "bfloat16"), True),
+        (("bfloat16", "float32"), False),
+        (("float32", "fp8_e4m3"), False),
+        (("bfloat16", "fp8_e5m2"), False),
+    ],
+)
+def test_decode_goes_to_the_call_where_keys_have_the_type_of_activations(installed, step, page_size, types, taken):
+    got = attended("ipex", layer(), STEPS[step], types=types, page_size=page_size)
+    assert installed.calls == ["decode"] * (taken and step == "decode")
+    want = attended("torch", layer(), STEPS[step], types=types, page_size=page_size)
+    if not installed.calls:
+        np.testing.assert_array_equal(got, want)
+    # both are rounded once to the type of activations, at the end; torch may round weights too
+    unit = 2.0**-8 if types[0] == "bfloat16" else 2.0**-19
+    np.testing.assert_allclose(got, want, atol=2 * unit * np.abs(want).max())
 
 
 @pytest.mark.parametrize("step", STEPS)
@@ -124,9 +163,9 @@ def test_decode_goes_to_the_call_and_prompts_by_torch(installed, step, changes):
 )
 def test_what_ipex_does_not_take_goes_by_torch(installed, step, changes, sinks):
     given = None if sinks is None else torch.linspace(-1, 1, sinks)
-    got = attended("ipex", layer(**changes), *STEPS[step], sinks=given)
+    got = attended("ipex", layer(**changes), STEPS[step], sinks=given)
     assert installed.calls == []
-    np.testing.assert_array_equal(got, attended("torch", layer(**changes), *STEPS[step], sinks=given))
+    np.testing.assert_array_equal(got, attended("torch", layer(**changes), STEPS[step], sinks=given))
 
 
 def test_without_ipex_the_answer_says_what_is_missing(monkeypatch):
@@ -136,7 +175,7 @@ def test_without_ipex_the_answer_says_what_is_missing(monkeypatch):
     assert answer.reason == "intel-extension-for-pytorch is not installed; its last release, 2.8, needs torch 2.8"
     assert answer.alternative == "Pass --attention-backend torch"
     with pytest.raises(UnsupportedError, match=r"Attention by IPEX cannot run: intel-extension-for-pytorch is not"):
-        attended("ipex", layer(), *STEPS["decode"])
+        attended("ipex", layer(), STEPS["decode"])
 
 
 @pytest.mark.parametrize(
@@ -144,7 +183,15 @@ def test_without_ipex_the_answer_says_what_is_missing(monkeypatch):
     [
         (("2.8.0", "2.8.0+cpu"), None),
         (("2.8.0", "2.13.0+cpu"), "intel-extension-for-pytorch 2.8 needs torch 2.8, and here is torch 2.13"),
-        ((None, "2.8.0"), "intel-extension-for-pytorch unknown needs torch unknown, and here is torch 2.8"),
+        (
+            (None, "2.8.0"),
+            f"the version of {ipex.PACKAGE} cannot be read: install both with pip, in releases of one number",
+        ),
+        (("2.8.0", None), "the version of torch cannot be read: install both with pip, in releases of one number"),
+        (
+            (None, None),
+            f"the version of {ipex.PACKAGE} and torch cannot be read: install both with pip, in releases of one number",
+        ),
     ],
 )
 def test_releases_must_be_those_of_one_number(monkeypatch, versions, said):
@@ -161,10 +208,19 @@ def test_releases_must_be_those_of_one_number(monkeypatch, versions, said):
     assert (ipex.ipex_capability().support is Support.NATIVE) == (said is None)
 
 
+def test_the_evidence_is_what_the_page_bears_out(installed):
+    """Hardware, where it says that the suite ran by IPEX itself; the stand-in here is a simulator."""
+    page = (Path(__file__).parents[2] / "docs" / "platforms" / "ipex.md").read_text(encoding="utf-8")
+    verified = page.split("<!-- verified:begin -->")[1].split("<!-- verified:end -->")[0]
+    ran = re.search(r"20\d\d-\d\d-\d\d, .*, IPEX 2\.8.*: [1-9]\d* checks of the suite passed, none failed", verified)
+    wanted = Evidence.HARDWARE if ran else Evidence.SIMULATOR
+    assert ipex.ipex_capability().evidence is wanted
+
+
 def test_an_import_that_breaks_is_said_with_what_broke(installed, monkeypatch):
     def broken(name: str) -> Any:
         raise NameError("name 'MoeModelOutputWithPast' is not defined")
 
     monkeypatch.setattr(ipex_attention.importlib, "import_module", broken)
     with pytest.raises(UnsupportedError, match=r"NameError: name 'MoeModelOutputWithPast' is not defined.*uninstall"):
-        attended("ipex", layer(), *STEPS["decode"])
+        attended("ipex", layer(), STEPS["decode"])

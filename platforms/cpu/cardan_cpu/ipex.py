@@ -11,16 +11,22 @@ from cardan.platform import Capability, Evidence, Support
 
 IPEX = "ipex"
 """The attention backend's name."""
+PACKAGE = "intel-extension-for-pytorch"
 MODULE = "intel_extension_for_pytorch"
 
 
 def why_not_ipex() -> str | None:
     """What keeps IPEX from attending here; None where nothing that can be seen from outside does."""
     if util.find_spec(MODULE) is None:
-        return "intel-extension-for-pytorch is not installed; its last release, 2.8, needs torch 2.8"
-    ours, torchs = (_release(name) for name in ("intel-extension-for-pytorch", "torch"))
+        return f"{PACKAGE} is not installed; its last release, 2.8, needs torch 2.8"
+    ours, torchs = (_release(name) for name in (PACKAGE, "torch"))
+    unknown = [name for name, found in ((PACKAGE, ours), ("torch", torchs)) if found is None]
+    if unknown:
+        return (
+            f"the version of {' and '.join(unknown)} cannot be read: install both with pip, in releases of one number"
+        )
     if ours != torchs:
-        return f"intel-extension-for-pytorch {ours} needs torch {ours}, and here is torch {torchs}"
+        return f"{PACKAGE} {ours} needs torch {ours}, and here is torch {torchs}"
     return None
 
 
@@ -36,9 +42,9 @@ def ipex_capability() -> Capability:
     )
 
 
-def _release(name: str) -> str:
-    """The first two numbers of a package's version, or unknown."""
+def _release(name: str) -> str | None:
+    """The first two numbers of a package's version, where it says one."""
     try:
         return ".".join(metadata.version(name).split(".")[:2])
     except metadata.PackageNotFoundError:
-        return "unknown"
+        return None
