@@ -18,6 +18,7 @@ from test_disconnect import send
 
 from cardan.engine.api import GenerateOutput, GenerateRequest
 from cardan.errors import RequestError
+from cardan.server.chats.unenforced import name_unenforced
 from cardan.server.http.disconnects import while_connected
 from cardan.server.openai.responses import routes as responses
 from cardan.server.serve import finish_open_requests
@@ -304,11 +305,10 @@ def test_a_background_response_is_known_before_it_runs(
     server: ServerThread, state: ServerState, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[int] = []
-    name = responses.name_unenforced
 
     def count(*args: Any) -> Any:
         seen.append(state.num_open)
-        return name(*args)
+        return name_unenforced(*args)
 
     monkeypatch.setattr(responses, "name_unenforced", count)
     body = {"input": "x", "max_output_tokens": 4, "background": True}

@@ -73,7 +73,7 @@ class ServerState:
 
     @property
     def num_open(self) -> int:
-        """HTTP requests that generate right now, or are about to."""
+        """HTTP requests that generate right now, or whose prompts are being prepared."""
         return len(self.live)
 
     def check_accepting(self) -> None:

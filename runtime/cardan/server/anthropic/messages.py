@@ -132,7 +132,8 @@ async def count_tokens(request: Request) -> Response:
     data = await read_object(request, state.config.server.max_body_bytes)
     answering = {name: Refusal("it does not change the count.", is_anything) for name in _ANSWERING}
     body = parse_body(CountBody, data, {**MESSAGES_REFUSED, **answering})
-    turn = await while_connected(request, _open(state, body, {"max_tokens": 1}, LiveRequest(_new_id())))
+    with state.preparing(_new_id()) as live:
+        turn = await while_connected(request, _open(state, body, {"max_tokens": 1}, live))
     return JsonResponse({"input_tokens": turn.prompt_tokens})
 
 
