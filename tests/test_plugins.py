@@ -24,6 +24,7 @@ from cardan.parsers import (
     ReasoningFormat,
     ToolFormat,
     Wanted,
+    check_tool_format,
     choose_parsers,
     read_answer,
 )
@@ -149,6 +150,45 @@ def test_a_name_that_is_taken_is_refused(hook: str, taken: str, kind: type[Excep
 
     with pytest.raises(kind, match=message):
         apply_plugins([FakeEntryPoint(plugin(**{hook: register_something}))])
+
+
+@pytest.mark.usefixtures("restored_registries")
+@pytest.mark.parametrize(
+    ("before", "message"),
+    [
+        ("<f>{name}", r"The marker '<f>f' is empty or part of another one"),
+        ("{name}<f>", r"begins with none of the triggers \('<f',\)|The marker 'f<f>' is empty or part of another one"),
+        ("<f", r"calls of two functions begin with the same"),
+        ("[{name}]", r"'\[f\]' begins with none of the triggers \('<f',\)"),
+        ("<f={name}>", None),
+    ],
+)
+def test_frames_in_which_calls_cannot_be_told_apart_are_refused(before: str, message: str | None) -> None:
+    def add_calls(register: Any) -> None:
+        register(
+            "acme-calls",
+            ToolFormat(
+                build=lambda context: PlainParser(),
+                frames=lambda name: ((before.format(name=name), "</f>"),),
+                starts=("<f",),
+            ),
+        )
+
+    def apply() -> None:
+        apply_plugins([FakeEntryPoint(plugin(register_tool_call_parsers=add_calls))])
+
+    if message is None:
+        apply()
+        assert "acme-calls" in TOOL_FORMATS
+        return
+    with pytest.raises(PluginError, match=f"The frames of the format 'acme-calls'.* do not fit: .*(?:{message})"):
+        apply()
+    assert "acme-calls" not in TOOL_FORMATS
+
+
+def test_frames_of_the_formats_that_are_built_in() -> None:
+    for name, form in TOOL_FORMATS.items():
+        check_tool_format(name, form)
 
 
 def test_a_plugin_that_does_not_load_is_named_with_its_distribution() -> None:

@@ -19,7 +19,7 @@ from cardan.parsers import (
     Wanted,
     choose_parsers,
 )
-from cardan.parsers.base import read_tools
+from cardan.parsers.base import CallParser, read_tools
 from cardan.parsers.source import MAX_SPACES, Markers
 
 QWEN3 = Path("qwen3tok/package/models/tokenizer_config.json")
@@ -96,6 +96,7 @@ def test_what_must_be_seen() -> None:
     form, tools = AnswerFormat("mistral", "qwen3"), ParserContext()
     assert form.markers(Wanted(tools=tools)) == {"[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "<think>", "</think>"}
     assert form.markers(Wanted(reasoning=False)) == frozenset()
+    assert form.markers(Wanted(reasoning=False, reasons_first=True)) == {"<think>", "</think>"}
     assert "<|channel|>" in AnswerFormat("gpt-oss", "gpt-oss").markers(Wanted(reasoning=False))
     assert str(AnswerFormat("mistral")) == "tool calls as mistral, reasoning as none"
 
@@ -106,9 +107,25 @@ def test_declared_tools() -> None:
 
 
 def test_markers_that_hold_each_other_are_refused() -> None:
-    for texts in (["<a>", "<a>b"], [""]):
+    for texts in (["<a>", "<a>b"], ["a<b>", "<b>"], ["x<b>x", "<b>"], ["a", ""], [""]):
         with pytest.raises(ValueError, match="is empty or part of another"):
             Markers(texts)
+
+
+def test_what_begins_calls_is_made_once_for_all_choices() -> None:
+    names = [f"function_{number}" for number in range(1024)]
+    form = AnswerFormat("hermes")
+
+    def parser() -> CallParser:
+        parser = form.parser(Wanted(tools=ParserContext(tools={name: {} for name in names}, framed=True)))
+        assert isinstance(parser, CallParser)
+        return parser
+
+    first = parser()
+    assert len(first.starts.texts) == 1024
+    assert parser().starts is first.starts
+    names.append("another")
+    assert len(parser().starts.texts) == 1025
 
 
 @pytest.mark.parametrize("count", [MAX_SPACES - 1, MAX_SPACES, MAX_SPACES + 1, 3 * MAX_SPACES])

@@ -18,7 +18,7 @@ from cardan.parsers.events import (
 )
 from cardan.parsers.formats import ReasoningFormat, ToolFormat
 from cardan.parsers.reasoning import PlainParser
-from cardan.parsers.registry import REASONING_FORMATS, TOOL_FORMATS, choose_parsers
+from cardan.parsers.registry import REASONING_FORMATS, TOOL_FORMATS, check_tool_format, choose_parsers
 
 __all__ = [
     "REASONING_FORMATS",
@@ -39,6 +39,7 @@ __all__ = [
     "ToolCall",
     "ToolFormat",
     "Wanted",
+    "check_tool_format",
     "choose_parsers",
     "new_call_id",
     "read_answer",

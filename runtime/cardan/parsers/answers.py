@@ -13,7 +13,7 @@ from cardan.parsers.events import Answer
 from cardan.parsers.formats import ReasoningFormat, ToolFormat
 from cardan.parsers.json_calls import FramedCallParser
 from cardan.parsers.json_formats import ForcedCallsParser
-from cardan.parsers.reasoning import PlainParser, ReasoningParser, UnreadParser
+from cardan.parsers.reasoning import PlainParser, ReasoningInContentParser, ReasoningParser
 from cardan.parsers.registry import REASONING_FORMATS, TOOL_FORMATS, choose_parsers
 
 
@@ -66,7 +66,7 @@ class AnswerFormat:
             found.update(self.tools.markers)
         if reasoning is not None and reasoning.build is not None:
             found.update(reasoning.markers)
-        elif reasoning is not None and wanted.reasoning:
+        elif reasoning is not None and (wanted.reasoning or wanted.reasons_first):
             found |= {reasoning.opening, reasoning.closing}
         return frozenset(found)
 
@@ -90,7 +90,9 @@ class AnswerFormat:
         elif self.tools is not None and tools is not None:
             inner, starts = self._call_parser(self.tools, tools)
         if reasoning is None or not wanted.reasoning:
-            return UnreadParser(reasoning.closing, inner) if reasoning is not None and wanted.reasons_first else inner
+            if reasoning is None or not wanted.reasons_first:
+                return inner
+            return ReasoningInContentParser(reasoning.closing, inner)
         tags = (reasoning.opening, reasoning.closing)
         is_open = wanted.reasons_first or reasoning.begins_open(wanted.prompt)
         return ReasoningParser(tags, inner, is_open=is_open, also_ends=starts)

@@ -7,8 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from cardan.parsers.base import Parser, ParserContext, new_call_id
+
+Frames: TypeAlias = Callable[[str], tuple[tuple[str, str], ...]]
+"""What may stand before and behind the arguments of a call of a function, for each way to write one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,8 +26,9 @@ class ToolFormat:
         signs: texts that a chat template of this format holds, all of them; none for formats that cannot be told.
         no_signs: texts that it does not hold.
         new_id: makes the id of a call, where the model writes none and its chat template wants a certain form.
-        frames: what may stand before and behind the arguments of a call of a function, where those are JSON, for each
-            way to write one; none for formats that no grammar can hold to a schema.
+        frames: of calls, where arguments are JSON; none for formats that no grammar can hold to a schema. What stands
+            before the arguments of one function is no part of what stands before those of another, and special tokens
+            in it are among the markers.
         triggers: with what frames begin; ``starts`` where it is empty.
     """
 
@@ -33,7 +38,7 @@ class ToolFormat:
     signs: tuple[str, ...] = ()
     no_signs: tuple[str, ...] = ()
     new_id: Callable[[], str] = new_call_id
-    frames: Callable[[str], tuple[tuple[str, str], ...]] | None = None
+    frames: Frames | None = None
     triggers: tuple[str, ...] = ()
 
 

@@ -5,17 +5,15 @@ It does not know which model writes which; ``cardan.parsers.registry`` does.
 
 from __future__ import annotations
 
+import functools
 import json
-from collections.abc import Callable
 
 import msgspec
 
 from cardan.parsers.base import BrokenCallError, CallParser, ParserContext
+from cardan.parsers.formats import Frames
 from cardan.parsers.json_values import expect, read_text, read_value
 from cardan.parsers.source import Markers, Script
-
-Frames = Callable[[str], tuple[tuple[str, str], ...]]
-"""What may stand before and behind the arguments of a call of a function."""
 
 ARGUMENT_KEYS = ("arguments", "parameters")
 _OTHER_KEYS = ("id", "type")
@@ -124,7 +122,17 @@ class BareCallParser(JsonCallParser):
                 return
 
 
-class FramedCallParser(JsonCallParser):
+@functools.lru_cache(maxsize=8)
+def _starts_of(frames: Frames, names: tuple[str, ...]) -> tuple[dict[str, tuple[str, str]], Markers]:
+    """What begins calls of some functions: of which one, with what ends them; and the same as markers.
+
+    Kept, since every choice of a request needs it, and with many functions it takes long to make.
+    """
+    framed = {begin: (name, end) for name in names for begin, end in frames(name)}
+    return framed, Markers(framed)
+
+
+class FramedCallParser(CallParser):
     """Calls in frames to the letter, as a grammar lets them be written, whatever else the format allows."""
 
     def __init__(self, context: ParserContext, frames: Frames) -> None:
@@ -134,8 +142,7 @@ class FramedCallParser(JsonCallParser):
             context: the functions; there is one at least.
             frames: what stands before and behind the arguments of a call of each.
         """
-        self._framed = {begin: (name, end) for name in context.tools for begin, end in frames(name)}
-        self.starts = Markers(self._framed)
+        self._framed, self.starts = _starts_of(frames, tuple(context.tools))
         super().__init__(context)
 
     def _read_calls(self, start: str) -> Script[None]:

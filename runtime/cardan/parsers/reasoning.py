@@ -24,7 +24,7 @@ class PlainParser:
         return []
 
 
-class UnreadParser(ScriptedParser):
+class ReasoningInContentParser(ScriptedParser):
     """Leaves everything up to a closing tag, and that too, in the content, for another parser to go on behind it."""
 
     def __init__(self, closing: str, inner: Parser) -> None:

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from cardan.errors import ConfigError
+from cardan.errors import ConfigError, PluginError
 from cardan.parsers.builtin import BUILT_IN_REASONING_FORMATS, BUILT_IN_TOOL_FORMATS
 from cardan.parsers.formats import ReasoningFormat, ToolFormat
+from cardan.parsers.source import Markers
 
 AUTO = "auto"
 NONE = "none"
@@ -20,6 +21,42 @@ TOOL_FORMATS: dict[str, ToolFormat] = dict(BUILT_IN_TOOL_FORMATS)
 
 REASONING_FORMATS: dict[str, ReasoningFormat] = dict(BUILT_IN_REASONING_FORMATS)
 """Formats of reasoning by the name that ``--reasoning-parser`` takes."""
+
+
+_PROBES = ("f", "f2", "xf")
+"""Names of functions that begin and end like each other."""
+
+
+def check_tool_format(name: str, form: ToolFormat) -> None:
+    """Check the frames of a format that a plugin adds, with made-up functions.
+
+    Raises:
+        PluginError: calls in them could not be told apart, or begin with none of the triggers.
+    """
+    if form.frames is None:
+        return
+    begins = [begin for probe in _PROBES for begin, _ in form.frames(probe)]
+    triggers = form.triggers or form.starts
+    problem = next(
+        (
+            f"{begin!r} begins with none of the triggers {triggers}"
+            for begin in begins
+            if not begin.startswith(triggers)
+        ),
+        None,
+    )
+    if len(set(begins)) < len(begins):
+        problem = f"calls of two functions begin with the same of {begins}"
+    try:
+        Markers(begins)
+    except ValueError as error:
+        problem = f"calls cannot be told apart: {error}"
+    if problem is not None:
+        raise PluginError(
+            f"The frames of the format {name!r} for --tool-call-parser do not fit: {problem}. What stands before the "
+            "arguments must begin with a trigger, name the function, and be no part of what stands there for another; "
+            "docs/plugins.md has the conditions."
+        )
 
 
 def choose_parsers(tool_call_parser: str, reasoning_parser: str, templates: Iterable[str]) -> tuple[str | None, ...]:

@@ -31,13 +31,15 @@ class Markers:
             ValueError: one is empty, or part of another, so that what is found would depend on how text arrives.
         """
         self.texts = tuple(sorted(set(texts), key=len, reverse=True))
-        for marker in self.texts:
-            if not marker or any(marker in other for other in self.texts if other != marker):
-                raise ValueError(f"The marker {marker!r} is empty or part of another one.")
         # Searched for together, so that reading on costs what is read, not what is left.
         self._pattern = re.compile("|".join(map(re.escape, self.texts))) if self.texts else None
         self._prefixes = frozenset(text[:length] for text in self.texts for length in range(1, len(text)))
-        self._first = frozenset(text[0] for text in self.texts)
+        self._first = frozenset(text[:1] for text in self.texts)
+        for text in self.texts:
+            # What begins within the first character is a prefix, or the text itself.
+            within = self.find(text, 1)
+            if not text or text in self._prefixes or within is not None:
+                raise ValueError(f"The marker {within[1] if within else text!r} is empty or part of another one.")
 
     def find(self, text: str, start: int) -> tuple[int, str] | None:
         """The first marker in ``text`` from ``start`` on."""
