@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
 from grammar_words import EOS, WORDS_TOKENIZER, allowed, spec, takes, vocabulary
 
 from cardan.errors import ConfigError, RequestError
-from cardan.grammar import GRAMMAR_BACKENDS, GrammarOptions, check_grammar, choose_backend
+from cardan.grammar import GRAMMAR_BACKENDS, GrammarOptions, GrammarVocabulary, check_grammar, choose_backend
 from cardan.grammar.llguidance_backend import unanchored
+from cardan.grammar_spec import GrammarSpec
 
 TAG = {
     "type": "structural_tag",
@@ -198,3 +200,43 @@ def test_a_backend_that_is_not_installed_says_how_to_install_it(monkeypatch: pyt
     with pytest.raises(ConfigError, match=r"needs the module 'xgrammar'.*Run: pip install 'cardan\[xgrammar\]'"):
         choose_backend("xgrammar")
     assert choose_backend("auto")[0] == "none"
+
+
+MARK = "<|call|>"
+
+
+def with_mark() -> GrammarVocabulary:
+    """A vocabulary whose last token is special."""
+    plain = vocabulary()
+    return dataclasses.replace(
+        plain, tokens=[*plain.tokens, MARK.encode()], special_ids=plain.special_ids | {plain.size}
+    )
+
+
+def tag(trigger: str, begin: str) -> GrammarSpec:
+    """A structural tag of one kind of span."""
+    structures = [{"begin": begin, "schema": {"type": "integer"}, "end": "."}]
+    return spec("structural_tag", {"structures": structures, "triggers": [trigger]})
+
+
+@pytest.mark.parametrize("trigger", [MARK, f"{MARK}f", f"{MARK}f="])
+def test_triggers_may_begin_with_special_tokens(trigger: str) -> None:
+    words = with_mark()
+    compiled = GRAMMAR_BACKENDS["llguidance"].make(words, GrammarOptions()).compile(tag(trigger, f"{MARK}f="))
+
+    def accepts(before: str, behind: str) -> bool:
+        matcher = compiled.matcher()
+        ids = [*WORDS_TOKENIZER.encode(before), words.size - 1, *WORDS_TOKENIZER.encode(behind)]
+        return all(matcher.accept(token) for token in ids)
+
+    assert accepts("f=x ", "f=12. And so on.")
+    assert not accepts("", "f=x")
+    assert not accepts("", "g=1")
+
+
+def test_triggers_that_have_special_tokens_behind_text_are_refused() -> None:
+    made = GRAMMAR_BACKENDS["llguidance"].make(with_mark(), GrammarOptions())
+    with pytest.raises(
+        RequestError, match=r"trigger '<f<\|call\|>' has the special token '<\|call\|>' behind text"
+    ):
+        made.compile(tag(f"<f{MARK}", f"<f{MARK}="))

@@ -126,6 +126,7 @@ class FakeEngine:
             plan={"platform": "fake"},
             version="0",
             hidden_size=3,
+            grammar_backend="llguidance",
         )
 
     async def close(self) -> None:
@@ -211,7 +212,7 @@ class FakeEngine:
         limits = RequestLimits(
             vocab_size=VOCAB_SIZE,
             platform="fake",
-            grammar_backend="llguidance",
+            grammar_backend=self.info.grammar_backend,
             hidden_size=self.info.hidden_size,
             gives_hidden_states=True,
         )

@@ -14,6 +14,7 @@ from server_fakes import ServerThread, say
 from test_chat_tools import NOW, PARIS, WEATHER, asking
 
 from cardan.grammar import GRAMMAR_BACKENDS, GrammarOptions, GrammarVocabulary, spells_special_tokens
+from cardan.grammar_spec import GrammarKind
 from cardan.parsers import TOOL_FORMATS, AnswerFormat, ParserContext, Wanted, read_answer
 from cardan.server.chats.forced_calls import strict_grammar
 from cardan.server.openai.tools import read_tool_use
@@ -195,6 +196,25 @@ def test_marks_that_the_backend_cannot_spell_are_named(start_chat: Callable[...,
     assert server.engine.seen[-1].sampling.grammar is None
 
 
+@pytest.mark.parametrize("special", [False, True])
+@pytest.mark.parametrize("form", ["deepseekv31", "hermes", "mistral"])
+@pytest.mark.parametrize("backend", ["none", "acme"])
+def test_without_a_backend_for_structural_tags_strict_is_named(
+    start_chat: Callable[..., ServerThread], monkeypatch: pytest.MonkeyPatch, backend: str, form: str, special: bool
+) -> None:
+    kinds = frozenset(GrammarKind) - {GrammarKind.STRUCTURAL_TAG}
+    acme = dataclasses.replace(GRAMMAR_BACKENDS["llguidance"], kinds=kinds)
+    monkeypatch.setitem(GRAMMAR_BACKENDS, "acme", acme)
+    server = start_chat(tool_call_parser=form, reasoning_parser="none")
+    server.engine.info = dataclasses.replace(server.engine.info, grammar_backend=backend)
+    if special:
+        server.engine.tokenizer.token_id = lambda text: 257 if text in TOOL_FORMATS[form].markers else None
+    body = {"model": "tiny", "messages": [{"role": "user", "content": say("x")}], "tools": TOOLS}
+    named = server.http.post("/v1/chat/completions", json=body)
+    assert (named.status_code, named.headers["X-Cardan-Unenforced"]) == (200, "strict")
+    assert server.engine.seen[-1].sampling.grammar is None
+
+
 @pytest.mark.parametrize("choice", ["auto", "required", {"type": "function", "function": {"name": "f"}}])
 def test_arguments_are_objects(start_chat: Callable[..., ServerThread], choice: Any) -> None:
     server = start_chat(tool_call_parser="hermes", reasoning_parser="none")
@@ -226,6 +246,18 @@ def test_calls_behind_reasoning_that_is_left_in_the_content(start_chat: Callable
         for stream in (False, True):
             assert _said(api, held, stream) == ("<think>Hm.</think>See.", ["get_weather"])
             assert _said(api, forced, stream) == ("<think>Hm.</think>", ["now"])
+
+
+def test_the_end_of_reasoning_is_seen_where_it_is_a_special_token(start_chat: Callable[..., ServerThread]) -> None:
+    server = start_chat(tool_call_parser="hermes", reasoning_parser="qwen3")
+    server.engine.tokenizer.token_id = {"<think>": 257, "</think>": 258}.get
+    strict: Any = {"type": "function", "function": {**WEATHER["function"], "strict": True}}
+    body = asking("<think>Hm.</think>See.", tools=[strict], separate_reasoning=False)
+    assert server.http.post("/v1/chat/completions", json=body).status_code == 200
+    assert server.engine.seen[-1].sampling.shown_special_ids == (257, 258)
+    plain = asking("<think>Hm.</think>See.", separate_reasoning=False)
+    assert server.http.post("/v1/chat/completions", json=plain).status_code == 200
+    assert server.engine.seen[-1].sampling.shown_special_ids == ()
 
 
 def _said(api: openai.OpenAI, asked: dict[str, Any], stream: bool) -> tuple[str, list[str | None]]:

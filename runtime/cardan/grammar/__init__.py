@@ -52,6 +52,7 @@ __all__ = [
     "check_grammar",
     "choose_backend",
     "spells_special_tokens",
+    "takes_kind",
     "unenforced_names",
 ]
 
@@ -114,6 +115,11 @@ def check_grammar(spec: GrammarSpec, backend: str) -> None:
 def spells_special_tokens(backend: str) -> bool:
     """Whether special tokens may stand around the spans of a structural tag."""
     return backend in GRAMMAR_BACKENDS and GRAMMAR_BACKENDS[backend].spells_special_tokens
+
+
+def takes_kind(kind: GrammarKind, backend: str) -> bool:
+    """Whether a backend takes grammars of a kind; none is taken without a backend."""
+    return backend in GRAMMAR_BACKENDS and kind in GRAMMAR_BACKENDS[backend].kinds
 
 
 def unenforced_names(spec: GrammarSpec | None, backend: str) -> tuple[str, ...]:

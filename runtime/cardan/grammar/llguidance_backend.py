@@ -241,7 +241,8 @@ class LlguidanceBackend:
             asked = tag.schema if isinstance(tag.schema, dict) else {}
             schema = json.dumps({**asked, "x-guidance": options})
             body = f"{rest} %json {schema} {self._spell(tag.end)}"
-            if tag.trigger in self._special_ids:
+            if self._begins_special(spec, tag.trigger):
+                # No text allows a special token, so what stands before one needs no end of its own.
                 lines.append(f"tag_{index}: TEXT {self._spell(tag.trigger)} {body}")
             else:
                 lines.append(f"open_{index}[lazy]: TEXT {_literal(tag.trigger)}")
@@ -256,13 +257,29 @@ class LlguidanceBackend:
         ids = {tokens[token].decode(errors="replace"): token for token in special}
         return {text: token for text, token in ids.items() if text}
 
+    @functools.cached_property
+    def _special_pattern(self) -> re.Pattern[str]:
+        """Any special token, the longest first; without any it matches nothing."""
+        marks = sorted(self._special_ids, key=len, reverse=True)
+        return re.compile("(" + "|".join(map(re.escape, marks)) + ")" if marks else r"(?!)")
+
+    def _begins_special(self, spec: GrammarSpec, trigger: str) -> bool:
+        """Whether a trigger begins with a special token; behind text it can have none."""
+        if self._special_pattern.match(trigger):
+            return True
+        later = self._special_pattern.search(trigger)
+        if later is not None:
+            raise refused_grammar(
+                spec,
+                f"the trigger {trigger[:80]!r} has the special token {later[0]!r} behind text. Expected triggers that "
+                "begin with a special token or hold none; take what stands before it, or it alone, as the trigger",
+            )
+        return False
+
     def _spell(self, text: str) -> str:
         """A text as rules write it; special tokens in it are no text to the grammar, and stand there by their ids."""
         ids = self._special_ids
-        if not ids:
-            return _literal(text)
-        marks = "|".join(map(re.escape, sorted(ids, key=len, reverse=True)))
-        parts = re.split(f"({marks})", text)
+        parts = self._special_pattern.split(text)
         return " ".join(f"<[{ids[part]}]>" if part in ids else _literal(part) for part in parts if part)
 
 

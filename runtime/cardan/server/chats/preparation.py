@@ -13,7 +13,8 @@ from typing import Any
 from cardan.engine.api import GenerateRequest
 from cardan.engine.logit_processors import read_processor
 from cardan.errors import RequestError
-from cardan.grammar import spells_special_tokens
+from cardan.grammar import spells_special_tokens, takes_kind
+from cardan.grammar_spec import GrammarKind
 from cardan.parsers import AnswerFormat, ParserContext, ToolFormat, Wanted, new_call_id
 from cardan.server.chats.forced_calls import forced_grammar, strict_grammar
 from cardan.server.chats.pieces import read_pieces
@@ -147,8 +148,11 @@ def _wanted(state: ServerState, form: AnswerFormat, body: ChatBody, tools: ToolU
 
 def _can_hold(state: ServerState, calls: ToolFormat) -> bool:
     """Whether a grammar can hold the calls that the model decides to make."""
-    if calls.frames is None or spells_special_tokens(state.engine.info.grammar_backend):
-        return calls.frames is not None
+    backend = state.engine.info.grammar_backend
+    if calls.frames is None or not takes_kind(GrammarKind.STRUCTURAL_TAG, backend):
+        return False
+    if spells_special_tokens(backend):
+        return True
     tokenizer = state.engine.tokenizer
     written = "".join(begin + end for begin, end in calls.frames(""))
     marks = {tokenizer.token_id(mark) for mark in calls.markers if mark in written}
@@ -156,7 +160,7 @@ def _can_hold(state: ServerState, calls: ToolFormat) -> bool:
 
 
 def _unheld(tools: ToolUse, wanted: Wanted) -> tuple[str, ...]:
-    """``strict``, where functions ask for it and their calls are in a format that no grammar can hold."""
+    """``strict``, where functions ask for it and no grammar can hold the calls that the model decides to make."""
     held = wanted.tools is None or wanted.tools.framed or wanted.forced
     return ("strict",) if tools.strict and not held else ()
 

@@ -1,7 +1,7 @@
 """Names, in a header of the response, the schema keywords and the like that an output was not held to.
 
 It knows no route. There is such a header where a request allowed that (schemas that are not strict), and where the
-model decides to call functions that are ``strict``, in a format of calls that no grammar can hold.
+model decides to call functions that are ``strict`` and no grammar can hold such calls.
 """
 
 from __future__ import annotations
