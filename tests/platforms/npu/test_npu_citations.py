@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +15,66 @@ PLATFORM = Path(__file__).parents[3] / "platforms" / "npu" / "cardan_npu"
 NO_CALLS = {"NpuTensor", "__version__", "npu"}
 
 
-def messages() -> str:
-    """All texts that stand in the sources but for the citations themselves."""
-    files = [file for file in FOLDER.glob("*.py") if file.name != "_citations.py"]
-    texts = [
-        part.value
-        for file in files
-        for part in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
-        if isinstance(part, ast.Constant) and isinstance(part.value, str)
-    ]
-    return "\n".join(texts)
+REFUSALS = {"refuse": (0, 1), "require": (1, 2), "require_dtype": (2, 3)}
+"""Places of the name of the call and of what is said, in the functions that refuse."""
+ANY = "any operation"
+ALSO = {
+    "allreduce": {"HcclAllReduce"},
+    "allgather": {"HcclAllGather"},
+    "NPUGraph": {ANY, "synchronize", "copy_", "_to_copy"},
+    "NPUGraph.update": {"NPUGraph.replay"},
+}
+"""Names under which calls are refused beside their own: what a graph rules out is refused by what is captured,
+and an update that did not come by the replay."""
+
+Function = ast.FunctionDef | None
+
+
+class Refusals:
+    """What the functions of one file say when they refuse, by the names that they refuse under."""
+
+    def __init__(self, file: Path) -> None:
+        self._tree = ast.parse(file.read_text(encoding="utf-8"))
+        self._calls = list(self._calls_in(self._tree, None))
+
+    def said(self) -> Iterator[tuple[str, str]]:
+        for call, function in self._calls:
+            name, what = REFUSALS.get(getattr(call.func, "id", ""), (None, None))
+            if name is not None:
+                parts = (part for part in ast.walk(call.args[what]) if isinstance(part, ast.Constant))
+                text = "".join(str(part.value) for part in parts)
+                yield from ((label, text) for label in self._labels(call.args[name], function))
+
+    def _calls_in(self, node: ast.AST, function: Function) -> Iterator[tuple[ast.Call, Function]]:
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.Call):
+                yield child, function
+            yield from self._calls_in(child, child if isinstance(child, ast.FunctionDef) else function)
+
+    def _labels(self, name: ast.expr, function: Function) -> set[str]:
+        """Names that an argument may have: a text, a constant, or what callers pass on."""
+        if isinstance(name, ast.Constant):
+            return {name.value}
+        if not isinstance(name, ast.Name):
+            return {ANY}
+        for scope in filter(None, (function, self._tree)):
+            for line in scope.body:
+                if isinstance(line, ast.Assign) and getattr(line.targets[0], "id", None) == name.id:
+                    return self._labels(line.value, function)
+        place = [argument.arg for argument in function.args.args].index(name.id)
+        callers = [(call, by) for call, by in self._calls if getattr(call.func, "id", None) == function.name]
+        return set().union(*(self._labels(call.args[place], by) for call, by in callers))
+
+
+@pytest.fixture(scope="module")
+def said() -> dict[str, set[str]]:
+    """All that is said of each call by what refuses it."""
+    found: dict[str, set[str]] = {}
+    for file in FOLDER.glob("*.py"):
+        if file.name != "_refusal.py":
+            for label, text in Refusals(file).said():
+                found.setdefault(label, set()).add(text)
+    return found
 
 
 @pytest.fixture(scope="module")
@@ -49,15 +100,38 @@ def test_every_collective_is_cited(torch_npu, cited):
     assert cited["COLLECTIVES"].keys() == ours - {"getBackendName"}
 
 
-def test_pages_are_named_and_the_limits_stand_in_messages(cited):
-    said = messages()
+def test_pages_are_named(cited):
     for kind in cited.values():
-        for name, citation in kind.items():
+        for citation in kind.values():
             assert re.match(
                 r"(op-plugin, docs/context: \S+\.md|Ascend Extension for PyTorch 7\.3\.0, \w+)", citation.page
             )
+
+
+def test_each_limit_stands_in_one_message_of_its_own_call(cited, said):
+    for kind in cited.values():
+        for name, citation in kind.items():
+            own = set().union(*(said.get(label, ()) for label in {name, *ALSO.get(name, ())}))
+            own |= {text for label, texts in said.items() if label.startswith(f"{name}.") for text in texts}
             for limit in citation.limits:
-                assert limit in said, f"{name}: {limit}"
+                assert len([text for text in own if limit in text]) == 1, f"{name}: {limit}"
+
+
+def test_limits_are_looked_for_in_what_refuses_only(tmp_path):
+    file = tmp_path / "some.py"
+    file.write_text(
+        'NAME = "first"\n'
+        "def first(x):\n"
+        '    """Not this."""\n'
+        '    require(x, NAME, f"x must be {x} or more")\n'
+        '    check(x, "second")\n'
+        "def check(x, function):\n"
+        '    require_dtype(x, ("int8",), function, "the tensor")\n'
+        '    refuse(str(x), "never")\n'
+        '    note("nor this")\n'
+    )
+    wanted = {("first", "x must be  or more"), ("second", "the tensor"), (ANY, "never")}
+    assert set(Refusals(file).said()) == wanted
 
 
 def test_operators_that_compute_hold_some_limit(cited):

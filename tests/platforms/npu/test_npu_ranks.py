@@ -46,7 +46,7 @@ RANK = """
         else:
             raise AssertionError(said)
 
-    refused(lambda: distributed.all_reduce(torch.ones(2)), "HCCL takes NPU tensors")
+    refused(lambda: distributed.all_reduce(torch.ones(2)), "Tensors must be NPU and dense")
     truths = torch.ones(2, dtype=torch.bool).to("npu")
     refused(lambda: distributed.all_reduce(truths), "the tensor must be int8")
     across = torch.ones(2, 3).to("npu").t()

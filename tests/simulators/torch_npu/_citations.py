@@ -11,6 +11,7 @@ from dataclasses import dataclass
 OP_PLUGIN = "op-plugin, docs/context: "
 EXTENSION = "Ascend Extension for PyTorch 7.3.0, "
 NATIVE = f"{EXTENSION}native APIs, torch-cuda.md: "
+CHECKS = "torch_npu's source, torch_npu/csrc/distributed/ProcessGroupHCCL.cpp, its checks of tensors"
 GRAPHS = f"{EXTENSION}developer notes, npugraph.md, and "
 
 
@@ -83,10 +84,11 @@ OPERATORS = {
     ),
     "npu_quantize": Citation(
         f"{OP_PLUGIN}torch_npu-npu_quantize.md",
-        ("scales must have one dimension", "dtype must be qint8, quint8 or int32", "need bfloat16 zero_points"),
+        ("scales must have one dimension", "zero_points", "dtype must be qint8, quint8 or int32"),
     ),
     "npu_quant_matmul": Citation(
-        f"{OP_PLUGIN}torch_npu-npu_quant_matmul.md, with its table of types for Atlas A2 and A3",
+        f"{OP_PLUGIN}torch_npu-npu_quant_matmul.md, with its table of types for Atlas A2 and A3, and "
+        "CANN 8.5, aclnnTransQuantParamV2",
         (
             "the last dimensions must be at most",
             "scale must be [1] or ",
@@ -160,12 +162,16 @@ DEVICE = {
 
 COLLECTIVES = {
     "allreduce": Citation(
-        f"{OP_PLUGIN}c10d_npu-ProcessGroupHCCL.md; CANN 8.5, HCCL API, HcclAllReduce",
-        ("HCCL takes NPU tensors", "Tensors must be contiguous"),
+        f"{OP_PLUGIN}c10d_npu-ProcessGroupHCCL.md; CANN 8.5, HCCL API, HcclAllReduce; {CHECKS}",
+        ("Tensors must be NPU and dense", "Tensors must be contiguous"),
     ),
     "allgather": Citation(
-        f"{OP_PLUGIN}c10d_npu-ProcessGroupHCCL.md; CANN 8.5, HCCL API, HcclAllGather",
-        ("every output must have the shape of the input",),
+        f"{OP_PLUGIN}c10d_npu-ProcessGroupHCCL.md; CANN 8.5, HCCL API, HcclAllGather; {CHECKS}",
+        (
+            "Tensors must be NPU and dense",
+            "Tensors must be contiguous",
+            "every output must have the shape of the input",
+        ),
     ),
 }
 """What ranks of a group of ``hccl`` call."""

@@ -1,7 +1,8 @@
 """``hccl`` of the simulated torch_npu: the two collectives that are called, over gloo between processes here.
 
 Sources: op-plugin, docs/context/c10d_npu-ProcessGroupHCCL.md; CANN 8.5, HCCL API, HcclAllReduce and HcclAllGather:
-types of Atlas A2 and A3, one type and count for all ranks. Other collectives and other reductions are refused.
+types of Atlas A2 and A3, one type and count for all ranks; torch_npu, csrc/distributed/ProcessGroupHCCL.cpp: where
+tensors must be, and how they must lie. Other collectives and other reductions are refused.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ class ProcessGroupHCCL(distributed.ProcessGroup):
 def _checked(tensor: torch.Tensor, allowed: tuple[torch.dtype, ...], function: str) -> torch.Tensor:
     """A tensor's values in host memory."""
     if not isinstance(tensor, _tensor.NpuTensor):
-        refuse(function, f"No backend type associated with device type {tensor.device.type}: HCCL takes NPU tensors")
+        refuse(function, f"Tensors must be NPU and dense, got {tensor.device.type}")
     require_dtype(tensor, allowed, function, "the tensor")
     require(tensor.is_contiguous(), function, "Tensors must be contiguous")
     require(_tensor.state.recording is None, function, "the simulator does not capture collectives")
