@@ -61,7 +61,10 @@ def test_logging_is_configured(start_fake: Any, logged: logging.Logger, caplog: 
     for body in ({"log_requests": False}, {"log_requests": False, "log_request_contents": True}):
         response = server.http.post("/configure_logging", json=body)
         assert response.status_code == 400
-        assert "Without 'log_requests' no contents of requests are logged" in response.json()["error"]["message"]
+        message = response.json()["error"]["message"]
+        assert "--log-request-contents has no effect without --log-requests" in message
+        assert "Each flag is a field of this body" in message
+        assert server.app.state.server.config.server.log_requests is True
     off = server.http.post("/configure_logging", json={"log_requests": False, "log_request_contents": False})
     assert off.json()["log_requests"] is False
 

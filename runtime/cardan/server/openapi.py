@@ -98,7 +98,8 @@ def _responses(route: ServedRoute, method: str, shown: str) -> dict[str, Any]:
     path = _shown_path(route.paths[0])
     schema = ANSWERS.get(f"{method} {path}") or ANSWERS.get(path) or {"type": "string"}
     content: dict[str, Any] = {route.media_type: {"schema": schema}}
-    content |= {other: {"schema": {"type": "string"}} for other in (route.stream, route.also) if other is not None}
+    others = (route.stream, route.other_media_type)
+    content |= {other: {"schema": {"type": "string"}} for other in others if other is not None}
     error = {"$ref": f"#/components/schemas/{_ERROR_NAMES.get(form_of(shown), 'Error')}"}
     told = {"application/json": {"schema": error}}
     return {

@@ -276,7 +276,7 @@ PAGE = (
         summary="a page with a chat and a live view of the engine, for browsers; for others a word that Ollama's "
         "clients look for",
         media_type="text/html",
-        also="text/plain",
+        other_media_type="text/plain",
     ),
     *(
         served_get(path, endpoint=page.part, summary="a part of the page", media_type=media_type)

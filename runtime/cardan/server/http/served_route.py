@@ -33,7 +33,7 @@ class ServedRoute:
         query: query parameters that are taken (others get a 400).
         stream: media type of the answer where the body says ``stream``.
         media_type: of the answer otherwise.
-        also: another media type of the answer, for those who accept no other.
+        other_media_type: another media type of the answer, for those who accept no other.
     """
 
     paths: tuple[str, ...]
@@ -44,7 +44,7 @@ class ServedRoute:
     query: tuple[str, ...] = ()
     stream: str | None = None
     media_type: str = "application/json"
-    also: str | None = None
+    other_media_type: str | None = None
 
     def build(self) -> Iterator[Route]:
         """The application's routes."""
@@ -69,12 +69,18 @@ def served_get(
     endpoint: Endpoint,
     summary: str,
     media_type: str = "application/json",
-    also: str | None = None,
+    other_media_type: str | None = None,
     query: tuple[str, ...] = (),
 ) -> ServedRoute:
     """A route that is only read."""
     return ServedRoute(
-        paths=paths, methods=("GET",), endpoint=endpoint, summary=summary, media_type=media_type, also=also, query=query
+        paths=paths,
+        methods=("GET",),
+        endpoint=endpoint,
+        summary=summary,
+        media_type=media_type,
+        other_media_type=other_media_type,
+        query=query,
     )
 
 

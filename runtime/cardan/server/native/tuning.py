@@ -16,7 +16,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from cardan.engine.profiling import MAX_STEPS
-from cardan.errors import RequestError
+from cardan.errors import ConfigError, RequestError
 from cardan.server.http.bodies import Body, Refusal, is_one_of, parse_body, read_object
 from cardan.server.http.replies import JsonResponse
 from cardan.server.state import state_of
@@ -66,13 +66,14 @@ async def configure_logging(request: Request) -> Response:
     if not changes:
         raise RequestError(f"Send at least one of {', '.join(LoggingBody.model_fields)}.", param="log_level")
     server = dataclasses.replace(state.config.server, **changes)
-    if server.log_request_contents and not server.log_requests:
+    try:
+        state.config = dataclasses.replace(state.config, server=server)
+    except ConfigError as error:
         raise RequestError(
-            "Without 'log_requests' no contents of requests are logged. Send \"log_requests\": true, or "
-            '"log_request_contents": false.',
-            param="log_request_contents",
-        )
-    state.config = dataclasses.replace(state.config, server=server)
+            f"The server's settings would not fit each other: {error} Each flag is a field of this body, in which "
+            "'_' stands for '-'; send both.",
+            param=next(iter(changes)),
+        ) from error
     state.watch = request.app.state.observers.makers(server, state.engine)
     if body.log_level is not None:
         logging.getLogger("cardan").setLevel(body.log_level.upper())
