@@ -25,6 +25,9 @@ PORTABLE := not accuracy and not exhaustive and not gpu and not npu and not meta
 endif
 P ?= $(PLATFORM)
 
+# Packages are fetched while the CPU's kernels are compiled.
+MAKEFLAGS += --jobs=2
+
 # One process a core, one thread each; a file stays in one process, so that its fixtures are made once.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile
 
@@ -217,7 +220,7 @@ $(VENV)/installed-bench: $(BIN)/python pyproject.toml constraints.txt
 $(VENV)/installed-native: $(BIN)/python $(shell find kernels/native/src kernels/native/cardan_native -name '*.[chp]*' -type f) kernels/native/CMakeLists.txt kernels/native/pyproject.toml
 	@if ! command -v $(CXX) > /dev/null; then echo "No C++ compiler, so the CPU platform computes with torch."; \
 	else echo "Compiling the CPU's kernels (a minute or a few, once) ..."; \
-	$(PIP) --config-settings=cmake.define.CARDAN_VARIANTS=here ./kernels/native > $(VENV)/native.log 2>&1 \
+	$(PIP) --no-deps --config-settings=cmake.define.CARDAN_VARIANTS=here ./kernels/native > $(VENV)/native.log 2>&1 \
 	|| echo "The CPU's kernels were not built (see $(VENV)/native.log), so the CPU platform computes with torch."; fi
 	@touch $@
 

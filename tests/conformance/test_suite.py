@@ -314,6 +314,7 @@ def pytest_of_the_suite(folder: Path, *arguments: str) -> subprocess.CompletedPr
     )
 
 
+@pytest.mark.slow
 def test_pytest_runs_the_same_checks(tmp_path: Path) -> None:
     done = pytest_of_the_suite(tmp_path, "--platform", "null", "--conformance-only", "memory")
     assert done.returncode == 0, done.stdout + done.stderr

@@ -249,6 +249,7 @@ def test_a_device_that_does_all_itself_is_passed_through() -> None:
     assert not isinstance(opened, NeutralDevice)
 
 
+@pytest.mark.slow
 @pytest.mark.model
 def test_smollm2_is_that_of_transformers(smollm2_path: Path) -> None:
     import torch

@@ -29,6 +29,7 @@ def same(left: Any, right: Any) -> bool:
     return left == right or (isinstance(left, float) and right == pytest.approx(left, rel=1e-6))
 
 
+@pytest.mark.slow
 @pytest.mark.model
 def test_smollm2_has_the_config_that_it_was_made_with(
     smollm2_path: Path, smollm2_reader: gguf.GGUFReader, monkeypatch: pytest.MonkeyPatch

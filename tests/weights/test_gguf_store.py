@@ -183,6 +183,7 @@ def reversed_permutation(values: np.ndarray, heads: int) -> np.ndarray:
     return processor._reverse_permute_weights(values, heads, heads)
 
 
+@pytest.mark.slow
 @pytest.mark.model
 def test_smollm2_has_the_values_of_the_gguf_package(smollm2_path: Path, smollm2_reader: gguf.GGUFReader) -> None:
     checkpoint = open_file(smollm2_path)

@@ -88,7 +88,7 @@ def library(monkeypatch):
 WIDE = {"q_heads": 4, "kv_heads": 2, "k_dim": 64, "v_dim": 64, "scale": 0.125}
 
 
-@pytest.mark.parametrize("softcap", [None, 2.0])
+@pytest.mark.parametrize("softcap", [None, pytest.param(2.0, marks=pytest.mark.slow)])
 def test_its_functions_attend_as_the_reference_does(library, softcap):
     layer = make_layer(**WIDE, softcap=softcap)
     with Subject(emulated("rocm"), options=("device=emulated",)) as subject:
