@@ -35,7 +35,6 @@ from cardan_npu.ops import NpuOps
 from cardan_torch import (
     DenseLinear,
     OwnMemoryPolicy,
-    TorchCommunicator,
     TorchDevice,
     allocator_memory,
     allocator_peak,
@@ -129,9 +128,7 @@ class NpuDevice(TorchDevice):
 
     def communicator(self, place: RankPlace) -> Communicator:
         """Join a group of ranks over HCCL; see ``OpsDevice.communicator``."""
-        joined = TorchCommunicator(place, self.torch_device, COLLECTIVES)
-        self._npu_ops.communicator = joined
-        return joined
+        return self.join(place, COLLECTIVES)
 
     def activation_peak(self, run: Callable[[], None]) -> int | None:
         """By torch's allocator."""
@@ -143,10 +140,8 @@ class NpuDevice(TorchDevice):
 
     def close(self) -> None:
         """Leave the group of ranks, also after an error of the device, and give graphs and cached memory back."""
-        joined, self._npu_ops.communicator = self._npu_ops.communicator, None
         try:
-            if joined is not None:
-                joined.close()
+            super().close()
         finally:
             self._give_back()
 

@@ -13,9 +13,10 @@ import numpy as np
 import torch
 
 from cardan.errors import UnsupportedError
-from cardan.platform import AttentionBackend, DeviceInfo, LinearMethod, OpsDevice, OpsKVPool
+from cardan.platform import AttentionBackend, Communicator, DeviceInfo, LinearMethod, OpsDevice, OpsKVPool, RankPlace
 from cardan.types import KVLayout
 from cardan_torch.attention import TorchAttention
+from cardan_torch.communicator import TorchCommunicator
 from cardan_torch.kv_pool import TorchKVPool
 from cardan_torch.linear import DenseLinear
 from cardan_torch.ops import TorchOps
@@ -88,5 +89,22 @@ class TorchDevice(OpsDevice):
         """Start copying to the host."""
         return TorchFetch(arrays)
 
+    def join(self, place: RankPlace, library: str) -> Communicator:
+        """Join a group of ranks, which ``close`` leaves; see ``OpsDevice.communicator``.
+
+        Args:
+            place: of this rank.
+            library: torch's name of the library that ranks speak through.
+
+        Raises:
+            ConfigError: see ``TorchCommunicator``.
+        """
+        joined = TorchCommunicator(place, self.torch_device, library)
+        self.ops.communicator = joined
+        return joined
+
     def close(self) -> None:
-        """Nothing to give back: tensors go with their last reference."""
+        """Leave the group of ranks, where one was joined; tensors go with their last reference."""
+        joined, self.ops.communicator = self.ops.communicator, None
+        if joined is not None:
+            joined.close()

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import socket
-import subprocess
-import sys
 import textwrap
 from functools import partial
 from pathlib import Path
@@ -16,19 +13,18 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
 from emulated_gpu import emulated  # noqa: E402
+from ranks import run_ranks  # noqa: E402
 
 from cardan.errors import ConfigError  # noqa: E402
 from cardan.platform import RankPlace  # noqa: E402
 
 RANK = """
-    import sys
     import numpy as np
     import torch
     from emulated_gpu import emulated
     from cardan.errors import ConfigError
     from cardan.platform import RankPlace
 
-    name, rank, address = sys.argv[1], int(sys.argv[2]), sys.argv[3]
     platform = emulated(name)
     device = platform.open(platform.devices()[0], {"device": "emulated"})
     place = RankPlace(rank=rank, size=2, address=address)
@@ -54,23 +50,8 @@ RANK = """
 
 
 @pytest.mark.parametrize("name", ["cuda", pytest.param("rocm", marks=pytest.mark.slow)])
-def test_two_ranks_add_up_and_join_what_they_have(name):
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{free.getsockname()[1]}"
-    paths = [str(Path(__file__).parents[2] / "support")]
-    program = f"import sys; sys.path[:0] = {paths!r}\n" + textwrap.dedent(RANK)
-    ranks = [
-        subprocess.Popen([sys.executable, "-c", program, name, str(rank), address], stderr=subprocess.PIPE, text=True)
-        for rank in range(2)
-    ]
-    try:
-        said = [rank.communicate(timeout=120)[1] for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-            rank.wait()
-    assert [rank.returncode for rank in ranks] == [0, 0], said
+def test_two_ranks_add_up_and_join_what_they_have(name, tmp_path):
+    run_ranks(f"name = {name!r}\n{textwrap.dedent(RANK)}", tmp_path, [Path(__file__).parents[2] / "support"])
 
 
 def test_one_rank_has_nobody_to_wait_for():

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import socket
-import subprocess
-import sys
-import textwrap
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from ranks import run_ranks
 
-SIMULATORS = str(Path(__file__).parents[2] / "simulators")
+SIMULATORS = Path(__file__).parents[2] / "simulators"
 
 RANK = """
-    import sys
     import numpy as np
     import torch
     import torch_npu
@@ -23,7 +19,6 @@ RANK = """
     from cardan.platform import RankPlace
     from cardan_npu import platform
 
-    rank, address = int(sys.argv[1]), sys.argv[2]
     device = platform.open(platform.devices()[0], {})
     place = RankPlace(rank=rank, size=2, address=address)
     group = device.communicator(place)
@@ -64,22 +59,15 @@ RANK = """
 """
 
 
-def test_two_ranks_add_up_and_join_what_they_have(torch_npu):
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{free.getsockname()[1]}"
-    program = f"import sys; sys.path[:0] = [{SIMULATORS!r}]\n" + textwrap.dedent(RANK)
-    ranks = [
-        subprocess.Popen([sys.executable, "-c", program, str(rank), address], stderr=subprocess.PIPE, text=True)
-        for rank in range(2)
-    ]
-    try:
-        said = [rank.communicate(timeout=120)[1] for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-            rank.wait()
-    assert [rank.returncode for rank in ranks] == [0, 0], said
+def test_two_ranks_add_up_and_join_what_they_have(torch_npu, tmp_path):
+    run_ranks(RANK, tmp_path, [SIMULATORS])
+
+
+def test_ranks_that_fail_or_do_not_end_say_what_they_said(tmp_path):
+    with pytest.raises(AssertionError, match=r"(?s)rank \d ended with 1:\n.*SyntaxError"):
+        run_ranks("no program", tmp_path, [])
+    with pytest.raises(AssertionError, match=r"(?s)within 0 s .*\nrank 1 ended with None:\n"):
+        run_ranks("input()", tmp_path, [], timeout_s=0)
 
 
 def test_one_rank_has_nobody_to_wait_for(device):

@@ -27,7 +27,6 @@ from cardan.platform import (
     RankPlace,
 )
 from cardan.types import KVLayout
-from cardan_torch.communicator import TorchCommunicator
 from cardan_torch.device import TorchDevice
 from cardan_torch.gpu.accelerator import Accelerator
 from cardan_torch.gpu.graph import GpuGraphRunner, ReplayedAttention, bucket_ladder
@@ -139,9 +138,7 @@ class GpuDevice(TorchDevice):
 
     def communicator(self, place: RankPlace) -> Communicator:
         """See ``OpsDevice.communicator``."""
-        joined = TorchCommunicator(place, self.torch_device, self.accelerator.collectives)
-        self._gpu_ops.communicator = joined
-        return joined
+        return self.join(place, self.accelerator.collectives)
 
     def activation_peak(self, run: Callable[[], None]) -> int | None:
         """See ``OpsDevice.activation_peak``."""
@@ -153,9 +150,7 @@ class GpuDevice(TorchDevice):
 
     def close(self) -> None:
         """Leave the group of ranks, also after an error of the device, and close it."""
-        joined, self._gpu_ops.communicator = self._gpu_ops.communicator, None
         try:
-            if joined is not None:
-                joined.close()
+            super().close()
         finally:
             self.accelerator.close()
