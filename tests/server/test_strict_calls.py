@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -15,7 +16,8 @@ from test_chat_tools import NOW, PARIS, WEATHER, asking
 
 from cardan.grammar import GRAMMAR_BACKENDS, GrammarOptions, GrammarVocabulary, spells_special_tokens
 from cardan.grammar_spec import GrammarKind
-from cardan.parsers import TOOL_FORMATS, AnswerFormat, ParserContext, Wanted, read_answer
+from cardan.parsers import TOOL_FORMATS, AnswerFormat, ParserContext, Wanted, json_calls, read_answer
+from cardan.parsers.source import Markers
 from cardan.server.chats.forced_calls import strict_grammar
 from cardan.server.openai.tools import read_tool_use
 
@@ -246,6 +248,27 @@ def test_calls_behind_reasoning_that_is_left_in_the_content(start_chat: Callable
         for stream in (False, True):
             assert _said(api, held, stream) == ("<think>Hm.</think>See.", ["get_weather"])
             assert _said(api, forced, stream) == ("<think>Hm.</think>", ["now"])
+
+
+def test_what_begins_calls_is_made_once_and_beside_the_event_loop(
+    start_chat: Callable[..., ServerThread], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = start_chat(tool_call_parser="hermes", reasoning_parser="none")
+    made: list[threading.Thread] = []
+
+    def note(texts: Any) -> Markers:
+        made.append(threading.current_thread())
+        return Markers(texts)
+
+    monkeypatch.setattr(json_calls, "Markers", note)
+    tool = {"type": "function", "function": {"name": "only_called_here", "strict": True}}
+    assert server.http.post("/v1/chat/completions", json=asking("x", tools=[tool], n=4)).status_code == 200
+    (thread,) = made
+    assert thread is not server.call(_own_thread())
+
+
+async def _own_thread() -> threading.Thread:
+    return threading.current_thread()
 
 
 def test_the_end_of_reasoning_is_seen_where_it_is_a_special_token(start_chat: Callable[..., ServerThread]) -> None:

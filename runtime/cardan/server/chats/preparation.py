@@ -101,6 +101,9 @@ async def prepare_chat(state: ServerState, body: ChatBody, live: LiveRequest) ->
     sampling = _with_grammar(state, sampling, (form, wanted), tools, body.parallel_tool_calls)
     if sampling.grammar is not None and sampling.grammar.starts_after:
         wanted = dataclasses.replace(wanted, reasons_first=True)
+    if wanted.tools is not None and wanted.tools.framed:
+        # What the parsers of all choices share takes long to make where there are many functions.
+        await asyncio.to_thread(form.parser, wanted)
     generate = GenerateRequest(
         input_ids=ids,
         sampling=_with_markers(state, sampling, form, wanted),
