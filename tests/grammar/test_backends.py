@@ -236,7 +236,5 @@ def test_triggers_may_begin_with_special_tokens(trigger: str) -> None:
 
 def test_triggers_that_have_special_tokens_behind_text_are_refused() -> None:
     made = GRAMMAR_BACKENDS["llguidance"].make(with_mark(), GrammarOptions())
-    with pytest.raises(
-        RequestError, match=r"trigger '<f<\|call\|>' has the special token '<\|call\|>' behind text"
-    ):
+    with pytest.raises(RequestError, match=r"trigger '<f<\|call\|>' has the special token '<\|call\|>' behind text"):
         made.compile(tag(f"<f{MARK}", f"<f{MARK}="))
