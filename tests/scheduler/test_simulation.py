@@ -1,4 +1,7 @@
-"""20,000 requests with random arrivals, lengths and aborts through tiny pools, in both loops, checked at every step."""
+"""Requests with random arrivals, lengths and aborts through tiny pools, in both loops, checked at every step.
+
+20,000 of them with the slow tests, a quarter of that without.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,7 @@ from scheduler_harness import EOS, Harness, LogprobParams, PairStop, SamplingPar
 from cardan.scheduler import Request
 
 REQUESTS_PER_RUN = 500
+SOME_REQUESTS = 125
 
 CROWDED: dict[str, Any] = {"num_slots": 384, "max_running_requests": 12, "schedule_conservativeness": 0.05}
 """Far more output than the pool holds is admitted, so that requests must be retracted."""
@@ -90,16 +94,16 @@ class Workload:
         )
 
 
-def simulate(config: dict[str, Any], overlap: bool, seed: int) -> Harness:
+def simulate(config: dict[str, Any], overlap: bool, seed: int, num_requests: int = REQUESTS_PER_RUN) -> Harness:
     harness = Harness(settings(**config), overlap, failure_rate=700, full_check_every=16)
     crowded = harness.settings.schedule_conservativeness < 1
     workload = Workload(seed, (5, 30, 50) if crowded else (0, 1, 2, 5, 12, 40))
     rng = random.Random(seed + 1)
     longest = harness.settings.max_input_tokens
     added = 0
-    while added < REQUESTS_PER_RUN or harness.scheduler.has_work:
-        if added < REQUESTS_PER_RUN and rng.random() < 0.5:
-            for _ in range(min(rng.choice((1, 1, 2, 6)), REQUESTS_PER_RUN - added)):
+    while added < num_requests or harness.scheduler.has_work:
+        if added < num_requests and rng.random() < 0.5:
+            for _ in range(min(rng.choice((1, 1, 2, 6)), num_requests - added)):
                 harness.add(workload.request(added, longest))
                 added += 1
         if rng.random() < 0.02 and harness.scheduler.has_requests:
@@ -111,11 +115,14 @@ def simulate(config: dict[str, Any], overlap: bool, seed: int) -> Harness:
     return harness
 
 
+@pytest.mark.parametrize("num_requests", [SOME_REQUESTS, pytest.param(REQUESTS_PER_RUN, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", CONFIGS)
-def test_both_loops_give_each_request_what_it_would_get_alone(name: str, simulation_totals: Counter[str]) -> None:
+def test_both_loops_give_each_request_what_it_would_get_alone(
+    name: str, num_requests: int, simulation_totals: Counter[str]
+) -> None:
     started_s, started_cpu_s = time.perf_counter(), time.thread_time()
     seed = 1000 + list(CONFIGS).index(name)
-    runs = [simulate(CONFIGS[name], overlap, seed) for overlap in (False, True)]
+    runs = [simulate(CONFIGS[name], overlap, seed, num_requests) for overlap in (False, True)]
     for harness in runs:
         harness.check_outputs()
         simulation_totals.update(harness.scheduler.stats().totals)
