@@ -65,7 +65,9 @@ def tokenizer(smollm2_path: Path) -> Iterator[Tokenizer]:
     checkpoint.close()
 
 
-@pytest.mark.parametrize("layout", ["odd-chunks-overlapped", "retracting-plain-pages"])
+@pytest.mark.parametrize(
+    "layout", [pytest.param("odd-chunks-overlapped", marks=pytest.mark.slow), "retracting-plain-pages"]
+)
 def test_answers_equal_transformers(layout: str, smollm2_path: Path, tokenizer: Tokenizer) -> None:
     texts = [*TEXTS, COMMON + "They agreed that", COMMON + "Nobody knew where the money"]
     prompts = [tokenizer.encode(text) for text in texts]

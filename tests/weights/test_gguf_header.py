@@ -65,6 +65,7 @@ def check_against_gguf_package(path: Path, reader: gguf.GGUFReader) -> None:
     assert header.metadata == own
 
 
+@pytest.mark.slow
 @pytest.mark.model
 def test_the_header_of_a_real_model_is_what_the_gguf_package_reads(
     smollm2_path: Path, smollm2_reader: gguf.GGUFReader

@@ -38,7 +38,9 @@ def library(monkeypatch):
 
 
 @pytest.mark.parametrize("page", [pytest.param(1, marks=pytest.mark.exhaustive), 16])
-@pytest.mark.parametrize("kind", ["plain", "window", "softcap"])
+@pytest.mark.parametrize(
+    "kind", ["plain", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("window", "softcap"))]
+)
 def test_its_wrappers_attend_as_the_reference_does(library, page, kind):
     more = {"plain": {}, "window": {"window": 9, "kind": KVKind.SLIDING}, "softcap": {"softcap": 2.0}}[kind]
     layer = make_layer(**WIDE, **more)
