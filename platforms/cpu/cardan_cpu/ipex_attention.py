@@ -95,8 +95,21 @@ class IpexAttention(TorchAttention):
         self.pool.write(k, v, layer, plan.step.out_slots[layer.group])
         q = q.contiguous()
         out = torch.empty_like(q)
-        softcap = float(NONE) if layer.softcap is None else layer.softcap
-        self._decode_paged(q, out, layer, plan, softcap)
+        self._kernels.single_query_cached_kv_attention(
+            out,
+            q,
+            self.pool.keys[layer.index].unsqueeze(2),  # [pages, heads, 1, dim]: pages of one token
+            self.pool.values[layer.index].unsqueeze(2),
+            self._heads_of(layer),
+            layer.scale,
+            plan.slots_of(layer.group),
+            plan.lengths,
+            1,
+            plan.longest,
+            None,
+            window_size=NONE if layer.window is None else layer.window,
+            softcap=float(NONE) if layer.softcap is None else layer.softcap,
+        )
         return out.flatten(1)
 
     def _takes(self, layer: LayerKV, dtype: torch.dtype) -> bool:
@@ -107,19 +120,6 @@ class IpexAttention(TorchAttention):
         """
         windowed = layer.window is not None and (layer.window == 1 or layer.softcap is not None)
         return not windowed and layer.k_dim == layer.v_dim and self.pool.keys[layer.index].dtype is dtype
-
-    def _pages(self, layer: LayerKV) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys and values as ``[pages, heads, 1, dim]``: pages of one token."""
-        return self.pool.keys[layer.index].unsqueeze(2), self.pool.values[layer.index].unsqueeze(2)
-
-    def _decode_paged(self, q: torch.Tensor, out: torch.Tensor, layer: LayerKV, plan: IpexPlan, softcap: float) -> None:
-        window = NONE if layer.window is None else layer.window
-        self._kernels.single_query_cached_kv_attention(
-            *(out, q, *self._pages(layer), self._heads_of(layer), layer.scale, plan.slots_of(layer.group)),
-            *(plan.lengths, 1, plan.longest, None),
-            window_size=window,
-            softcap=softcap,
-        )
 
     def _heads_of(self, layer: LayerKV) -> torch.Tensor:
         """Which key head each query head reads: int32 ``[q_heads]``."""
