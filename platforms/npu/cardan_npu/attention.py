@@ -13,12 +13,13 @@ from typing import Any, TypeAlias
 import torch
 import torch_npu
 
+from cardan.errors import UnsupportedError
 from cardan.platform import AttentionBackend, AttentionMeta
 from cardan.types import KVLayout, LayerKV
 from cardan_npu.attention_plan import EagerPlan, Rows
 from cardan_npu.fixed_plan import FixedPlan
 from cardan_npu.kv_pool import NpuKVPool
-from cardan_npu.limits import why_not_fused
+from cardan_npu.limits import MOST_ELEMENTS, why_not_fused
 from cardan_torch import TorchAttention
 
 Plan: TypeAlias = EagerPlan | FixedPlan
@@ -64,9 +65,28 @@ class NpuAttention(AttentionBackend):
         self.fused = tuple(
             name == FUSED and why_not_fused(layer, layout.dtype, dtype) is None for layer in layout.layers
         )
+        self._check_size()
         self._by_torch = WideTorchAttention(pool)
         above = torch.ones((MASK_SIDE, MASK_SIDE), dtype=torch.bool).triu(1)
         self._triangle = above.to(pool.tables.device)
+
+    def _check_size(self) -> None:
+        """Refuse a pool that the fused call does not take.
+
+        Raises:
+            UnsupportedError: a layer's keys have more elements than it counts.
+        """
+        widest = max(
+            (x.kv_heads * x.k_dim for x, taken in zip(self.layers, self.fused, strict=True) if taken), default=0
+        )
+        if self.pool.num_slots * widest > MOST_ELEMENTS:
+            page = self.pool.page_size
+            most = (MOST_ELEMENTS // widest // page - 1) * page
+            raise UnsupportedError(
+                f"A pool of {self.pool.num_slots - page} tokens has {self.pool.num_slots * widest} numbers in a "
+                f"layer's keys, and npu_fused_infer_attention_score takes at most {MOST_ELEMENTS}. "
+                f"Pass --max-total-tokens {most} or less, or --attention-backend {BY_TORCH}."
+            )
 
     def plan(self, meta: AttentionMeta) -> EagerPlan:
         """Integers of the step; tables and masks follow when the first layer of a kind asks."""
@@ -89,27 +109,39 @@ class NpuAttention(AttentionBackend):
         if not self.fused[layer.index] or sinks is not None:
             return self._by_torch.forward(q, k, v, layer, plan.torch_plan(), sinks)
         self._write(k, v, layer, plan)
-        rows = plan.rows((layer.group, layer.window))
-        if plan.single and layer.window is not None:
+        rows, ends = plan.rows((layer.group, layer.window)), plan.query_ends
+        if len(rows.parts) == 1:
+            return self._fused(q, layer, rows, ends, plan.single)
+        outs = []
+        for part in rows.parts:
+            first = ends[part.start - 1] if part.start else 0
+            theirs = [end - first for end in ends[part]]
+            queries = q[first : first + theirs[-1]]
+            outs.append(self._fused(queries, layer, rows.of_part(part), theirs, plan.single))
+        return torch.cat(outs)
+
+    def _fused(self, q: torch.Tensor, layer: LayerKV, rows: Rows, ends: list[int], single: bool) -> torch.Tensor:
+        """One call of the fused operator, for rows whose queries end at ``ends``."""
+        if single and layer.window is not None:
             return self._decode_window(q, layer, rows)
-        return self._by_tokens(q, layer, rows, plan)
+        return self._by_tokens(q, layer, rows, ends, single)
 
     def _write(self, k: torch.Tensor, v: torch.Tensor, layer: LayerKV, plan: Plan) -> None:
         slots = plan.out_slots[layer.group]
         for cache, new in zip(self.pool.flat(layer.index), (k, v), strict=True):
             torch_npu.npu_scatter_nd_update_(cache, slots, new.flatten(1).to(cache.dtype))
 
-    def _by_tokens(self, q: torch.Tensor, layer: LayerKV, rows: Rows, plan: Plan) -> torch.Tensor:
+    def _by_tokens(self, q: torch.Tensor, layer: LayerKV, rows: Rows, ends: list[int], single: bool) -> torch.Tensor:
         """Layout TND: rows of any numbers of queries, one after the other."""
         mode, back = LEFT, ALL_TOKENS
-        if not plan.single:
-            mode, back = _sparse_mode(layer, rows.lengths, plan.query_ends)
+        if not single:
+            mode, back = _sparse_mode(layer, rows.lengths, ends)
         out = self._call(
             q.contiguous(),
             layer,
             rows,
             input_layout="TND",
-            actual_seq_lengths=plan.query_ends,
+            actual_seq_lengths=ends,
             sparse_mode=mode,
             pre_tokens=back,
             next_tokens=0 if mode == BAND else ALL_TOKENS,

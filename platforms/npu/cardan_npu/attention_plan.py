@@ -5,6 +5,7 @@ It knows no layer's arrays; layers that share a group and a window share what is
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -42,11 +43,36 @@ class Rows:
         blocks: int32 ``[rows, width]``.
         lengths: on the host, where the operator wants them.
         mask: bool ``[rows, 1, 1, width * page]``, true hides; None where nothing is hidden.
+        parts: rows of one call after the other, see ``rows_by_call``.
     """
 
     blocks: torch.Tensor
     lengths: list[int]
     mask: torch.Tensor | None
+    parts: tuple[slice, ...]
+
+    def of_part(self, part: slice) -> Rows:
+        """The rows of one call."""
+        mask = None if self.mask is None else self.mask[part]
+        return Rows(self.blocks[part], self.lengths[part], mask, (part,))
+
+
+def rows_by_call(lengths: Sequence[int], page: int, most: int) -> tuple[slice, ...]:
+    """Rows that one call may have: no more pages together than the cache has, though rows may share some.
+
+    Args:
+        lengths: keys of each row.
+        page: tokens of a page.
+        most: pages of the cache, at least those of any row.
+    """
+    parts, first, held = [], 0, 0
+    for row, length in enumerate(lengths):
+        count = -(-length // page)
+        if held + count > most and row > first:
+            parts.append(slice(first, row))
+            first, held = row, 0
+        held += count
+    return (*parts, slice(first, len(lengths)))
 
 
 def full_rows(pool: NpuKVPool, meta: AttentionMeta, group: int) -> HostRows:
@@ -115,7 +141,7 @@ class EagerPlan:
                 host = window_rows(self.pool, self.meta, group, window)
             else:
                 host = full_rows(self.pool, self.meta, group)
-            found = self.kinds[kind] = _on_device(host, self.out_slots.device)
+            found = self.kinds[kind] = _on_device(host, self.pool)
         return found
 
     def torch_plan(self) -> StepPlan:
@@ -125,8 +151,9 @@ class EagerPlan:
         return self.torch_step
 
 
-def _on_device(host: HostRows, device: torch.device) -> Rows:
-    mask = None
+def _on_device(host: HostRows, pool: NpuKVPool) -> Rows:
+    device, mask = pool.tables.device, None
     if host.hidden is not None and host.hidden.any():
         mask = torch.from_numpy(host.hidden[:, None, None]).to(device)
-    return Rows(torch.from_numpy(host.blocks).to(device), host.lengths, mask)
+    parts = rows_by_call(host.lengths, pool.page_size, pool.num_pages)
+    return Rows(torch.from_numpy(host.blocks).to(device), host.lengths, mask, parts)

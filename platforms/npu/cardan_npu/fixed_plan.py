@@ -95,7 +95,7 @@ class FixedPlan:
         )
         self.out_slots = out_slots[:, :, None]
         self._kinds = {
-            kind: Rows(table, [1] * rows, _mask(kind, rows, table.shape[1] * pool.page_size, device))
+            kind: Rows(table, [1] * rows, _mask(kind, rows, table.shape[1] * pool.page_size, device), (slice(0, rows),))
             for kind, table in zip(taken, tables, strict=True)
         }
         self._torch = FixedTorchPlan(pool, others, rows, width) if others else None

@@ -78,8 +78,17 @@ class NpuGraphRunner(GraphRunner):
         return tuple(self._captured)
 
     def can_replay(self, meta: AttentionMeta) -> bool:
-        """Whether a step has no more rows than the largest bucket."""
-        return self._ladder.holds(len(meta.row_ids))
+        """Whether a step has no more rows than the largest bucket, and the fused operator takes them in one call."""
+        count = len(meta.row_ids)
+        return self._ladder.holds(count) and self._in_one_call(meta, self._ladder.size_for(count) - count)
+
+    def _in_one_call(self, meta: AttentionMeta, padding: int) -> bool:
+        """Whether rows have no more pages together than the cache; those that fill up have one each."""
+        if not any(self._backend.fused):
+            return True
+        pool = self._backend.pool
+        pages = int((-(-meta.seq_lens.astype(np.int64) // pool.page_size)).sum())
+        return pages + padding <= pool.num_pages
 
     def replay(self, input_ids: torch.Tensor, meta: AttentionMeta) -> torch.Tensor:
         """Run a decode step of ``input_ids: int32 [rows]``; returns ``[rows, hidden]``."""

@@ -29,6 +29,11 @@ class NpuKVPool(TorchKVPool):
         self.num_slots = num_slots
         self.host_tables = np.zeros((layout.num_groups, num_rows, max_length), dtype=np.int32)
 
+    @property
+    def num_pages(self) -> int:
+        """Pages of the cache, the padding page included."""
+        return self.num_slots // self.page_size
+
     def update_tables(self, deltas: Sequence[TableDelta]) -> None:
         """See ``OpsKVPool.update_tables``."""
         super().update_tables(deltas)
@@ -46,5 +51,5 @@ class NpuKVPool(TorchKVPool):
     def paged(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values of a layer as ``[pages, page_size, heads * dim]``."""
         keys, values = self.flat(layer)
-        pages = self.num_slots // self.page_size
+        pages = self.num_pages
         return keys.view(pages, self.page_size, -1), values.view(pages, self.page_size, -1)

@@ -12,6 +12,8 @@ from cardan.types import LayerKV
 MOST_DIM = 256
 MOST_SHARED = 64
 MOST_WIDTH = 65535
+MOST_ELEMENTS = 2**31 - 1
+"""Of a layer's keys, of which there are as many as of its values."""
 
 
 def why_not_fused(layer: LayerKV, kv_dtype: str, dtype: str) -> str | None:

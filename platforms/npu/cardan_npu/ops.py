@@ -5,6 +5,7 @@ It knows no model. What is not overridden is torch's own, as for every torch dev
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,17 @@ MOST_HEADS = 999
 MOST_ROTARY = 895
 
 
+@dataclass(frozen=True, slots=True)
+class ScaledRopeRows(RopeRows):
+    """Rows of a table that exceeds -1 .. 1, as stretched rotations have: ``npu_rotary_mul`` takes no such values.
+
+    Attributes:
+        largest: of the table; rows are divided by it, and what they rotate is multiplied by it.
+    """
+
+    largest: float
+
+
 class NpuOps(TorchOps):
     """Norms, rotations, gates and noise on an NPU."""
 
@@ -30,6 +42,7 @@ class NpuOps(TorchOps):
         """Make the table of a device."""
         super().__init__(device)
         self._narrowed: Any = WeakIdKeyDictionary()
+        self._largest: Any = WeakIdKeyDictionary()
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """See ``Ops.rms_norm``; the operator wants the weight in the type of ``x``."""
@@ -63,14 +76,25 @@ class NpuOps(TorchOps):
 
     def rope_prepare(self, positions: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> RopeRows:
         """See ``Ops.rope_prepare``: cosines and sines ``[tokens, 1, rotary_dim]``, both at both features of a pair."""
-        cos_rows, sin_rows = cos.index_select(0, positions), sin.index_select(0, positions)
+        largest = max(self._largest_of(cos), self._largest_of(sin))
+        tables = [table.index_select(0, positions) for table in (cos, sin)]
+        if largest > 1:
+            tables = [rows / largest for rows in tables]
         if interleaved:
-            return RopeRows(
-                cos_rows.repeat_interleave(2, dim=-1)[:, None], sin_rows.repeat_interleave(2, dim=-1)[:, None], True
-            )
-        return RopeRows(
-            torch.cat((cos_rows, cos_rows), dim=-1)[:, None], torch.cat((sin_rows, sin_rows), dim=-1)[:, None], False
-        )
+            both = [rows.repeat_interleave(2, dim=-1)[:, None] for rows in tables]
+        else:
+            both = [torch.cat((rows, rows), dim=-1)[:, None] for rows in tables]
+        cos_rows, sin_rows = both
+        if largest > 1:
+            return ScaledRopeRows(cos_rows, sin_rows, interleaved, largest)
+        return RopeRows(cos_rows, sin_rows, interleaved)
+
+    def _largest_of(self, table: Tensor) -> float:
+        """The largest size in a table of cosines or sines; looked at once, by the first step, which runs eagerly."""
+        found: float | None = self._largest.get(table)
+        if found is None:
+            found = self._largest[table] = float(table.abs().max()) if table.numel() else 0.0
+        return found
 
     def rope_apply(self, x: Tensor, prepared: RopeRows) -> Tensor:
         """See ``Ops.rope_apply``; angles are float32, so ``x`` is widened for the operator and rounded once."""
@@ -82,7 +106,7 @@ class NpuOps(TorchOps):
             return _turn(x, prepared)
         mode = "interleave" if prepared.interleaved else "half"
         out: Tensor = torch_npu.npu_rotary_mul(x.float()[None], prepared.cos[None], prepared.sin[None], mode)
-        return out[0].to(x.dtype)
+        return _unscaled(out[0], prepared).to(x.dtype)
 
     def silu_mul(self, gate_up: Tensor, size: int) -> Tensor:
         """See ``Ops.silu_mul``."""
@@ -96,6 +120,10 @@ class NpuOps(TorchOps):
         return noise.gumbel(seeds, positions, ids, self.device, noise_of_words)
 
 
+def _unscaled(turned: Tensor, prepared: RopeRows) -> Tensor:
+    return turned * prepared.largest if isinstance(prepared, ScaledRopeRows) else turned
+
+
 def _turn(x: Tensor, prepared: RopeRows) -> Tensor:
     """The same by torch's own operators."""
     wide, rotary = x.float(), prepared.cos.shape[-1]
@@ -104,4 +132,5 @@ def _turn(x: Tensor, prepared: RopeRows) -> Tensor:
         swapped = torch.stack((-pairs[..., 1], pairs[..., 0]), dim=-1).flatten(-2)
     else:
         swapped = torch.cat((-wide[..., rotary // 2 :], wide[..., : rotary // 2]), dim=-1)
-    return torch.mul(wide, prepared.cos).addcmul_(swapped, prepared.sin).to(x.dtype)
+    turned = torch.mul(wide, prepared.cos).addcmul_(swapped, prepared.sin)
+    return _unscaled(turned, prepared).to(x.dtype)

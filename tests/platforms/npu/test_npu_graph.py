@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import logging
+from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -82,6 +84,7 @@ KINDS = {
     "full": (layer(0),),
     "window": (layer(0, window=WINDOW),),
     "both": (layer(0), layer(1, window=WINDOW), layer(2)),
+    "torch": (layer(0, softcap=3.0),),
     "some-by-torch": (layer(0), layer(1, softcap=3.0), layer(2, window=WINDOW, softcap=3.0)),
 }
 
@@ -132,6 +135,77 @@ def test_steps_beyond_the_largest_bucket_run_eagerly_and_that_is_said_once(devic
         "Raise --platform-option graph_max_rows, or lower --max-running-requests."
     ]
     assert setup.runner.can_replay(meta([9] * 4, setup.slots))
+
+
+def shared(device, kind: str, pages: int) -> Setup:
+    """All rows name the same pages, as with one prefix for all, over a cache of ``pages`` with the padding page."""
+    setup = Setup(device, KINDS[kind])
+    setup.slots[:] = np.arange(LENGTH) + PAGE
+    for row in range(ROWS):
+        setup.pool.update_tables([TableDelta(row_id=row, start=0, slots=setup.slots[row][None].astype(np.int32))])
+    setup.pool.num_slots = pages * PAGE
+    for leaves in (setup.pool.keys, setup.pool.values):
+        leaves[:] = [leaf[: pages * PAGE].clone() for leaf in leaves]
+    return setup
+
+
+@pytest.mark.parametrize("kind", ["full", "window", "both"])
+def test_rows_that_share_more_pages_than_the_cache_has_take_several_calls(device, kind):
+    """Held to each row by itself."""
+    setup = shared(device, kind, 6)
+    whole = meta([400, 500, 3, 512, 129], setup.slots)
+    ids = device.ops.from_host(np.arange(5, dtype=np.int32) + 3)
+    plan = setup.backend.plan(whole)
+    got = device.ops.to_host(setup.step(ids, device.ops.from_host(whole.positions), plan))
+    if kind != "window":
+        assert [(part.start, part.stop) for part in plan.rows((0, None)).parts] == [(0, 1), (1, 3), (3, 5)]
+    again = setup.step(ids, device.ops.from_host(whole.positions), setup.backend.plan(whole))
+    np.testing.assert_array_equal(device.ops.to_host(again), got)
+    for row, length in enumerate((400, 500, 3, 512, 129)):
+        one = replace(
+            meta([length], setup.slots), row_ids=np.array([row], np.int32), positions=whole.positions[row : row + 1]
+        )
+        alone = setup.step(ids[row : row + 1], device.ops.from_host(one.positions), setup.backend.plan(one))
+        np.testing.assert_allclose(device.ops.to_host(alone)[0], got[row], atol=4e-3, rtol=4e-3)
+
+
+def prompts(counts: list[int], lengths: list[int], slots: np.ndarray, first: int = 0) -> AttentionMeta:
+    """A step of several queries a row, for rows from ``first`` on."""
+    rows = np.arange(first, first + len(counts), dtype=np.int32)
+    ends = np.array(lengths, np.int32)
+    at = np.concatenate([np.arange(end - count, end) for count, end in zip(counts, lengths, strict=True)])
+    return AttentionMeta(
+        mode=ForwardMode.EXTEND,
+        query_starts=np.concatenate(([0], np.cumsum(counts))).astype(np.int32),
+        seq_lens=ends,
+        row_ids=rows,
+        positions=at.astype(np.int32),
+        out_slots=slots[np.repeat(rows, counts), at][None].astype(np.int32),
+    )
+
+
+@pytest.mark.parametrize("kind", ["full", "both"])
+def test_prompts_that_share_more_pages_than_the_cache_has_take_several_calls(device, kind):
+    setup = shared(device, kind, 6)
+    counts, lengths = [3, 1, 128, 5], [127, 400, 128, 385]
+    whole = prompts(counts, lengths, setup.slots)
+    ids = device.ops.from_host(np.arange(sum(counts), dtype=np.int32) % 64)
+    plan = setup.backend.plan(whole)
+    got = device.ops.to_host(setup.step(ids, device.ops.from_host(whole.positions), plan))
+    assert [(part.start, part.stop) for part in plan.rows((0, None)).parts] == [(0, 3), (3, 4)]
+    got = device.ops.to_host(setup.step(ids, device.ops.from_host(whole.positions), setup.backend.plan(whole)))
+    for row, (start, stop) in enumerate(pairwise(whole.query_starts)):
+        one = prompts(counts[row : row + 1], lengths[row : row + 1], setup.slots, row)
+        alone = setup.step(ids[start:stop], device.ops.from_host(one.positions), setup.backend.plan(one))
+        np.testing.assert_allclose(device.ops.to_host(alone), got[start:stop], atol=4e-3, rtol=4e-3)
+
+
+def test_steps_of_more_pages_than_the_cache_has_are_not_replayed(device):
+    setup = shared(device, "both", 6)
+    assert setup.runner.can_replay(meta([128, 256, 129], setup.slots))  # 1 + 2 + 2, and one for the row that fills up
+    assert not setup.runner.can_replay(meta([128, 256, 257], setup.slots))
+    assert not setup.runner.can_replay(meta([512, 512], setup.slots))
+    assert shared(device, "torch", 6).runner.can_replay(meta([512, 512], setup.slots))
 
 
 def test_the_ladder_of_buckets():

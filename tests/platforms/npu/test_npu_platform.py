@@ -149,6 +149,40 @@ def test_the_device_refuses_other_backends_and_measures_its_memory(device):
     assert replace(found, free=0).free == 0
 
 
+def test_a_pool_that_the_fused_call_does_not_take_is_refused(device, monkeypatch):
+    from cardan.types import KVLayout
+    from cardan_npu import attention
+
+    layout = KVLayout(layers=(layer(k_dim=16, v_dim=16),), page_size=128, dtype="float16")
+    pool = device.allocate_kv(layout, 4 * 128, 2, 128)
+    monkeypatch.setattr(attention, "MOST_ELEMENTS", 4 * 128 * 32)
+    device.attention("fused", pool, layout, "float16")
+    monkeypatch.setattr(attention, "MOST_ELEMENTS", 4 * 128 * 32 - 1)
+    with pytest.raises(UnsupportedError, match=r"pool of 384 tokens has 16384 .* at most 16383\. Pass .*tokens 256 "):
+        device.attention("fused", pool, layout, "float16")
+    device.attention("torch", pool, layout, "float16")
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize("heads", [3, 1001])
+def test_rotations_that_are_stretched_go_through_the_operator_within_its_range(device, interleaved, heads):
+    """Tables of YaRN and LongRoPE exceed 1, which npu_rotary_mul does not take; too many heads go by torch."""
+    import numpy as np
+
+    rng = np.random.default_rng(11)
+    angles = np.arange(6)[:, None] * rng.uniform(0.1, 1, 8)
+    cos, sin = (1.37 * turn(angles).astype(np.float32) for turn in (np.cos, np.sin))
+    x = rng.normal(size=(2, heads, 16)).astype(np.float32)
+    at = np.array([0, 4], np.int32)
+    tables = device.ops.from_host(cos), device.ops.from_host(sin)
+    got = device.ops.to_host(device.ops.rope(device.ops.from_host(x), device.ops.from_host(at), *tables, interleaved))
+    pairs = x.reshape(2, heads, 8, 2) if interleaved else x.reshape(2, heads, 2, 8).swapaxes(2, 3)
+    c, s = cos[at][:, None], sin[at][:, None]
+    turned = np.stack((pairs[..., 0] * c - pairs[..., 1] * s, pairs[..., 1] * c + pairs[..., 0] * s), axis=-1)
+    want = turned.reshape(x.shape) if interleaved else turned.swapaxes(2, 3).reshape(x.shape)
+    np.testing.assert_allclose(got, want, atol=2e-6)
+
+
 def test_the_peak_of_a_step_is_measured(device):
     import numpy as np
 

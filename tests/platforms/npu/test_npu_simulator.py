@@ -62,7 +62,21 @@ def test_it_attends_causally_over_pages(t):
 MISUSES = {
     "a layout that the call lacks": ({"input_layout": "SBH"}, "input_layout"),
     "pages too large for TND": ({"page": 256}, "at most 128"),
+    "pages of 64 for rows of several queries": ({"page": 64, "actual_seq_lengths_kv": [120, 5]}, "multiple of 128"),
     "pages that are not aligned": ({"page": 72}, "multiple of 16"),
+    "rows of more pages than the cache": (
+        {"block_table": [[2, 1, 0], [3, 0, 1]], "actual_seq_lengths_kv": [300, 200]},
+        "as many blocks as all rows together, 5, got 4",
+    ),
+    "less precision where heads share keys": ({"inner_precise": 1}, "inner_precise must be 0 in layout TND"),
+    "a band behind every key": (
+        {"sparse_mode": 4, "pre_tokens": -2, "next_tokens": 9},
+        "pre_tokens must not be below minus the queries",
+    ),
+    "a band before every key": (
+        {"sparse_mode": 4, "pre_tokens": 9, "next_tokens": -6},
+        "next_tokens must not be below minus the keys",
+    ),
     "a block size of another cache": ({"block_size": 64}, "block_size must be"),
     "heads that are not aligned": ({"dim": 24}, "multiple of 16"),
     "heads too wide": ({"dim": 512}, "up to 256"),
@@ -89,6 +103,8 @@ def test_attention_is_refused(t, misuse):
         changes["atten_mask"] = t.on(np.zeros(changes["atten_mask"], bool))
     if changes.get("block_table") == "int64":
         changes["block_table"] = t.on(np.array([[2, 1], [3, 0]]))
+    if isinstance(changes.get("block_table"), list):
+        changes["block_table"] = t.on(np.array(changes["block_table"], np.int32))
     with pytest.raises(RuntimeError, match=said):
         attention(t, **changes)
 
@@ -96,6 +112,31 @@ def test_attention_is_refused(t, misuse):
 def test_a_mask_that_is_no_triangle_is_refused(t):
     with pytest.raises(RuntimeError, match="lower triangle"):
         attention(t, atten_mask=t.on(np.zeros((2048, 2048), bool)))
+
+
+def test_pages_of_64_are_for_rows_of_one_query(t):
+    table = t.on(np.array([[2, 1], [3, 0]], np.int32))
+    cache = t.floats(4, 64, 32)
+    attend = t.npu.npu_fused_infer_attention_score
+    given = {"num_heads": 4, "num_key_value_heads": 2, "input_layout": "TND", "block_size": 64, "block_table": table}
+    one = attend(t.floats(2, 4, 16), cache, cache, actual_seq_lengths=[1, 2], actual_seq_lengths_kv=[70, 5], **given)
+    assert one[0].shape == (2, 4, 16)
+
+
+def test_masks_lie_in_one_piece(t):
+    across = t.on(np.tril(np.ones((2048, 2048), bool), -1)).t()
+    with pytest.raises(RuntimeError, match="atten_mask must be contiguous"):
+        attention(t, atten_mask=across)
+
+
+def test_caches_of_more_elements_than_int32_counts_are_refused(t, monkeypatch):
+    from torch_npu import _attention
+
+    monkeypatch.setattr(_attention, "MOST_ELEMENTS", 4 * PAGE * 32)
+    attention(t)
+    monkeypatch.setattr(_attention, "MOST_ELEMENTS", 4 * PAGE * 32 - 1)
+    with pytest.raises(RuntimeError, match="must have at most 16383 elements, got 16384"):
+        attention(t)
 
 
 def test_a_page_outside_of_the_cache_is_refused(t):
@@ -121,6 +162,10 @@ def test_layers_are_refused(t):
     heads = t.floats(1, 1, 1000, 8)
     with pytest.raises(RuntimeError, match="below 1000"):
         npu.npu_rotary_mul(heads, heads[:, :, :1], heads[:, :, :1])
+    for over in (1.5, float("nan")):
+        row = t.on(np.full((1, 1, 1, 8), over, np.float16))
+        with pytest.raises(RuntimeError, match=r"r1 and r2 must be within -1 \.\. 1"):
+            npu.npu_rotary_mul(heads[:, :, :9], row, row)
     with pytest.raises(RuntimeError, match=r"indices must be in 0 \.\. 2"):
         npu.npu_scatter_nd_update_(x, t.on(np.array([[3]])), x[:1])
     with pytest.raises(RuntimeError, match="updates must be"):
@@ -143,12 +188,18 @@ def test_products_are_refused(t):
         npu.npu_quant_matmul(rounded, codes, scale, output_dtype=torch.float16)
     with pytest.raises(RuntimeError, match="bias must be int32, bfloat16, float32, got float16"):
         npu.npu_quant_matmul(rounded, codes, scale, bias=scale.half(), output_dtype=torch.bfloat16)
-    with pytest.raises(RuntimeError, match="bias must be int32, float16, float32, got bfloat16"):
+    with pytest.raises(RuntimeError, match="bias must be int32, float32, got bfloat16"):
         npu.npu_quant_matmul(rounded, codes, scale, bias=narrow, pertoken_scale=steps, output_dtype=torch.float16)
     with pytest.raises(RuntimeError, match="bias must have one dimension, as long as x2's last, 5"):
         npu.npu_quant_matmul(rounded, codes, scale, bias=t.on(np.ones(4, np.int32)), output_dtype=torch.bfloat16)
     with pytest.raises(RuntimeError, match="a sum of products, with its bias, must stay within 2147483647 of int32"):
         npu.npu_quant_matmul(ones, codes, scale, bias=most, output_dtype=torch.bfloat16)
+    with pytest.raises(RuntimeError, match="x1 and x2 must not be empty"):
+        npu.npu_quant_matmul(ones[:0], codes, scale, output_dtype=torch.bfloat16)
+    with pytest.raises(RuntimeError, match="bias must be contiguous, one of"):
+        npu.npu_weight_quant_batchmatmul(x, codes, t.floats(1, 5), bias=t.floats(4))
+    with pytest.raises(RuntimeError, match="quant_scale is for int8 results"):
+        npu.npu_weight_quant_batchmatmul(x, codes, t.floats(1, 5), quant_scale=scale)
     with pytest.raises(RuntimeError, match="antiquant_scale must have the type"):
         npu.npu_weight_quant_batchmatmul(x, codes, scale[None])
     with pytest.raises(RuntimeError, match="multiple of 32"):

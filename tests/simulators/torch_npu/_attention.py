@@ -1,8 +1,8 @@
 """``npu_fused_infer_attention_score`` as documented for Atlas A2 and A3.
 
 Sources: op-plugin, docs/context/torch_npu-npu_fused_infer_attention_score.md; CANN 8.5 and 9.0,
-aclnnFusedInferAttentionScoreV3. Simulated are the layouts TND over paged keys and values, and BSND of one query a row.
-What else the call takes, the simulator refuses to guess.
+aclnnFusedInferAttentionScoreV3. Where a page says two things of an argument, both hold. Simulated are the layouts TND
+over paged keys and values, and BSND of one query a row. What else the call takes, the simulator refuses to guess.
 """
 
 from __future__ import annotations
@@ -23,6 +23,9 @@ FUNCTION = "npu_fused_infer_attention_score"
 MASK_SIDE = 2048
 MOST_ROWS = 4096
 MOST_TOKENS = 1 << 20
+MOST_ELEMENTS = 2**31 - 1
+LONG_BLOCK = 128
+"""Blocks are multiples of it where a row has several queries."""
 MASK_DTYPES = (torch.bool, torch.int8, torch.uint8)
 ALL_TOKENS = 2147483647
 
@@ -46,6 +49,7 @@ class Call:
     input_layout: str
     sparse_mode: int
     block_size: int
+    inner_precise: int
 
 
 def npu_fused_infer_attention_score(
@@ -93,7 +97,7 @@ def npu_fused_infer_attention_score(
 
 
 def _attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, **given: Any) -> tuple[torch.Tensor, ...]:
-    require(given.pop("inner_precise") in (0, 1), FUNCTION, "inner_precise must be 0 or 1")
+    require(given["inner_precise"] in (0, 1), FUNCTION, "inner_precise must be 0 or 1")
     require(not given.pop("softmax_lse_flag"), FUNCTION, "the simulator has no softmax_lse")
     kv_heads = given.pop("num_key_value_heads") or given["num_heads"]
     call = Call(query, key, value, kv_heads=kv_heads, **given)
@@ -148,6 +152,8 @@ def _check_pages(call: Call) -> None:
         f"block_size must be that of the cache, {call.key.shape[1]}, got {call.block_size}",
     )
     require(call.block_size % 16 == 0, FUNCTION, f"block_size must be a multiple of 16, got {call.block_size}")
+    held = call.key.numel()
+    require(held <= MOST_ELEMENTS, FUNCTION, f"key and value must have at most {MOST_ELEMENTS} elements, got {held}")
 
 
 def _check_blocks(call: Call, lengths: Sequence[int]) -> None:
@@ -160,6 +166,11 @@ def _check_blocks(call: Call, lengths: Sequence[int]) -> None:
     needed = [-(-length // call.block_size) for length in lengths]
     require(table.shape[1] >= max(needed), FUNCTION, f"block_table must have {max(needed)} columns at least")
     require(min(lengths) >= 0, FUNCTION, "actual_seq_lengths_kv must not be negative")
+    require(
+        call.key.shape[0] >= sum(needed),
+        FUNCTION,
+        f"the cache must have as many blocks as all rows together, {sum(needed)}, got {call.key.shape[0]}",
+    )
     for row, count in enumerate(needed):
         blocks = table[row, :count]
         if count and (int(blocks.min()) < 0 or int(blocks.max()) >= call.key.shape[0]):
@@ -182,6 +193,18 @@ def _check_tokens(call: Call) -> None:
     dim = query.shape[2]
     require(dim % 16 == 0 and dim <= 256, FUNCTION, f"D must be a multiple of 16 up to 256 in layout TND, got {dim}")
     require(call.block_size <= 128, FUNCTION, f"block_size must be at most 128 in layout TND, got {call.block_size}")
+    several = max(_counts(queries)) > 1
+    require(
+        not several or call.block_size % LONG_BLOCK == 0,
+        FUNCTION,
+        f"block_size must be a multiple of {LONG_BLOCK} where a row has several queries, got {call.block_size}",
+    )
+    precise = query.dtype == torch.float16 and call.num_heads == call.kv_heads
+    require(
+        call.inner_precise == 0 or precise,
+        FUNCTION,
+        "inner_precise must be 0 in layout TND, but for float16 and as many heads of keys as of queries",
+    )
     _check_sparse(call)
     _check_blocks(call, keys)
     if call.sparse_mode == 3:
@@ -199,7 +222,7 @@ def _check_sparse(call: Call) -> None:
         return
     if mask is None:
         refuse(FUNCTION, f"sparse_mode {mode} needs an atten_mask")
-    require_dtype(mask, MASK_DTYPES, FUNCTION, "atten_mask")
+    _check_mask(mask)
     require(
         tuple(mask.shape[-2:]) == (MASK_SIDE, MASK_SIDE) and mask.numel() == MASK_SIDE**2,
         FUNCTION,
@@ -216,6 +239,17 @@ def _check_sparse(call: Call) -> None:
         held.verified_mask = True
     if mode == 4:
         require(call.pre_tokens + call.next_tokens >= 0, FUNCTION, "pre_tokens + next_tokens must not be negative")
+        assert call.actual_seq_lengths is not None
+        assert call.actual_seq_lengths_kv is not None
+        within = call.pre_tokens >= -min(_counts(call.actual_seq_lengths))
+        require(within, FUNCTION, "pre_tokens must not be below minus the queries of a row")
+        within = call.next_tokens >= -min(call.actual_seq_lengths_kv)
+        require(within, FUNCTION, "next_tokens must not be below minus the keys of a row")
+
+
+def _check_mask(mask: torch.Tensor) -> None:
+    require_dtype(mask, MASK_DTYPES, FUNCTION, "atten_mask")
+    require(mask.is_contiguous(), FUNCTION, "atten_mask must be contiguous")
 
 
 def _check_single(call: Call) -> None:
@@ -235,7 +269,7 @@ def _check_single(call: Call) -> None:
     if mask is None:
         return
     assert table is not None
-    require_dtype(mask, MASK_DTYPES, FUNCTION, "atten_mask")
+    _check_mask(mask)
     width = table.shape[1] * call.block_size
     shapes = ((query.shape[0], width), (query.shape[0], 1, width), (query.shape[0], 1, 1, width))
     require(

@@ -48,6 +48,13 @@ OPERATORS = {
             "atten_mask must be a lower triangle",
             "block_table names blocks outside",
             "inner_precise must be 0 or 1",
+            "inner_precise must be 0 in layout TND, but for float16",
+            "where a row has several queries",
+            "the cache must have as many blocks as all rows together",
+            "key and value must have at most ",
+            "pre_tokens must not be below minus the queries of a row",
+            "next_tokens must not be below minus the keys of a row",
+            "atten_mask must be contiguous",
         ),
     ),
     "npu_rms_norm": Citation(
@@ -61,6 +68,7 @@ OPERATORS = {
         f"{OP_PLUGIN}torch_npu-npu_rotary_mul.md",
         (
             "input, r1 and r2 must have four dimensions",
+            "r1 and r2 must be within -1 .. 1",
             "D must be even and below 896",
             "B and N must be below 1000",
             "B * N must be below 1000 in mode interleave",
@@ -90,6 +98,7 @@ OPERATORS = {
         f"{OP_PLUGIN}torch_npu-npu_quant_matmul.md, with its table of types for Atlas A2 and A3, and "
         "CANN 8.5, aclnnTransQuantParamV2",
         (
+            "x1 and x2 must not be empty",
             "the last dimensions must be at most",
             "scale must be [1] or ",
             "pertoken_scale must be [",
@@ -106,7 +115,7 @@ OPERATORS = {
             "antiquant_scale must have the type of x",
             "antiquant_group_size must be a multiple of 32",
             "weight in FRACTAL_NZ is for graphs of torch.compile only",
-            "quant_scale is not supported on Atlas A2 and A3",
+            "bias must be contiguous, one of",
         ),
     ),
     "npu_convert_weight_to_int4pack": Citation(

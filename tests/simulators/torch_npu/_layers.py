@@ -96,6 +96,8 @@ def _rotary_mul(x: torch.Tensor, r1: torch.Tensor, r2: torch.Tensor, rotary_mode
     require(batch < 1000 and heads < 1000, function, f"B and N must be below 1000, got {batch} and {heads}")
     shapes = [(1, length, 1, dim)] if rotary_mode == "interleave" else [(1, length, 1, dim), (batch, length, 1, dim)]
     require(tuple(r1.shape) in shapes, function, f"r1 must be one of {shapes} for input {list(x.shape)}")
+    within = bool((r1.abs() <= 1).all()) and bool((r2.abs() <= 1).all())
+    require(within, function, "r1 and r2 must be within -1 .. 1")
     if rotary_mode == "interleave":
         require(batch * heads < 1000, function, "B * N must be below 1000 in mode interleave")
         pairs = x.float().unflatten(-1, (dim // 2, 2))

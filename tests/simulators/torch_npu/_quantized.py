@@ -95,7 +95,8 @@ def npu_weight_quant_batchmatmul(
 ) -> torch.Tensor:
     """Product of activations and codes that are widened on their way (torch_npu-npu_weight_quant_batchmatmul.md)."""
     function = "npu_weight_quant_batchmatmul"
-    require(quant_scale is None and quant_offset is None, function, "quant_scale is not supported on Atlas A2 and A3")
+    plain = quant_scale is None and quant_offset is None
+    require(plain, function, "quant_scale is for int8 results, which the simulator does not have")
     if get_npu_format(weight) == FORMAT_NZ:
         refuse(function, "weight in FRACTAL_NZ is for graphs of torch.compile only")
     result: torch.Tensor = _tensor.call(
@@ -162,6 +163,7 @@ def _quant_matmul(
     require_dtype(x2, (torch.int8,), function, "x2")
     require(x1.dim() == 2 and x2.dim() == 2, function, "the simulator knows x1 and x2 of two dimensions")
     require(x1.shape[1] == x2.shape[0], function, f"x1 {list(x1.shape)} and x2 {list(x2.shape)} do not fit")
+    require(x1.numel() > 0 and x2.numel() > 0, function, "x1 and x2 must not be empty")
     largest = max(x1.shape[1], x2.shape[0], x2.shape[1])
     require(largest <= MOST_SIZE, function, f"the last dimensions must be at most {MOST_SIZE}, got {largest}")
     require(scale.dim() == 1 and scale.numel() in (1, x2.shape[1]), function, f"scale must be [1] or [{x2.shape[1]}]")
@@ -172,7 +174,7 @@ def _quant_matmul(
         require(fits, function, f"bias must have one dimension, as long as x2's last, {x2.shape[1]}")
     if bias is not None and bias.dtype == torch.int32:
         product = product + bias.double()
-    wrapped = product.numel() > 0 and float(product.abs().max()) > MOST_SUM
+    wrapped = float(product.abs().max()) > MOST_SUM
     require(not wrapped, function, f"a sum of products, with its bias, must stay within {MOST_SUM} of int32")
     out = product * scale.double()
     if pertoken_scale is not None:
@@ -201,8 +203,8 @@ def _check_combination(
         biases = (torch.int32, torch.bfloat16, torch.float32)
     elif pertoken_scale is not None:
         require_dtype(scale, (torch.float32,), function, "scale for float16 results with pertoken_scale")
-        # the older page names float16 where the newer one names bfloat16, beside what it says of Atlas A2 and A3
-        biases = (torch.int32, torch.float16, torch.float32)
+        # the older page names float16 besides, the newer one bfloat16: what both name is left
+        biases = (torch.int32, torch.float32)
     else:
         refuse(
             function, "float16 results without pertoken_scale go through npu_trans_quant_param, which is not simulated"
@@ -273,6 +275,9 @@ def _weight_quant_batchmatmul(
     if bias is not None:
         biased = torch.float32 if x.dtype == torch.bfloat16 else torch.float16
         require_dtype(bias, (biased,), function, "bias")
+        shapes = ((1, columns), (columns,))
+        fits = tuple(bias.shape) in shapes and bias.is_contiguous()
+        require(fits, function, f"bias must be contiguous, one of {shapes}, got {list(bias.shape)}")
     widened = (codes * _spread(scale, rows, group)).to(x.dtype)
     out = x.float() @ widened.float()
     return (out if bias is None else out + bias.float()).to(x.dtype)
