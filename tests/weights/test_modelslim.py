@@ -19,6 +19,8 @@ from cardan.quantization import ActivationStep, activation_step
 from cardan.weights import open_checkpoint
 from cardan_modelslim import DESCRIPTION
 
+UP = "model.layers.0.mlp.up_proj"
+
 
 @pytest.fixture(autouse=True)
 def plugins() -> None:
@@ -74,6 +76,8 @@ def test_other_methods_are_refused_for_it(tmp_path):
         ),
         ({"model.norm.bias": "FLOAT"}, r"model\.norm\.bias is a bias that smoothing gave a norm"),
         ({"kv_quant_type": "C8"}, "keys and values are C8"),
+        ({"group_size": "many"}, "group_size must be a whole number from 0 on, got 'many'"),
+        ({"group_size": -32}, "group_size must be a whole number from 0 on, got -32"),
     ],
 )
 def test_what_is_not_read_is_refused_with_what_would_work(tmp_path, described, said):
@@ -83,6 +87,50 @@ def test_what_is_not_read_is_refused_with_what_would_work(tmp_path, described, s
     assert "Choose a checkpoint of W8A8, W8A8_DYNAMIC or W8A16" in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("kind", "said"), [("FLOAT", "says that it is FLOAT"), (None, "does not name it")], ids=["FLOAT", "unnamed"]
+)
+def test_codes_that_the_description_does_not_name_are_refused(tmp_path, kind, said):
+    """They would be taken for the values themselves."""
+    name = f"{UP}.weight"
+    write(tmp_path, "W8A8_DYNAMIC", {name: kind})
+    if kind is None:
+        file = tmp_path / DESCRIPTION
+        described = json.loads(file.read_text())
+        file.write_text(json.dumps({key: value for key, value in described.items() if key != name}))
+    with pytest.raises(CheckpointError, match=rf"{UP}\.weight holds codes of int8, and .*json {said}\. Fetch"):
+        opened(tmp_path)
+
+
+def in_groups(weight: np.ndarray, offsets: int) -> tuple[dict[str, Any], np.ndarray]:
+    """A scale for each 64 columns, and so many rows of offsets."""
+    groups = weight.shape[1] // 64
+    scale = np.full((len(weight), groups), 0.01, np.float32)
+    codes = np.clip(np.round(weight / 0.01), -128, 127).astype(np.int8)
+    return {".weight": codes, ".weight_scale": scale, ".weight_offset": np.ones((offsets, groups), np.float32)}, weight
+
+
+@pytest.mark.parametrize(
+    ("group", "fewer", "said"),
+    [
+        (64, 0, None),
+        (0, 0, None),
+        (32, 0, "has one scale for each 64 columns, and .* says group_size 32"),
+        (64, 3, r"weight_offset has shape \[\d+, 2\], expected \[\d+, 2\]"),
+    ],
+)
+def test_scales_and_offsets_are_as_many_as_the_description_says(tmp_path, monkeypatch, group, fewer, said):
+    made_so = (lambda weight: in_groups(weight, len(weight) - fewer), "AFFINE8_64_F32")
+    monkeypatch.setitem(KINDS, "W8A16", made_so)
+    write(tmp_path, "W8A16", {"group_size": group})
+    name = "model.layers.0.self_attn.q_proj.weight"
+    if said is None:
+        assert opened(tmp_path).tensor(name).dtype == "AFFINE8_64_F32"
+        return
+    with pytest.raises(CheckpointError, match=said):
+        opened(tmp_path).tensor(name)
+
+
 def test_a_config_that_names_the_method_needs_the_description(tmp_path):
     write(tmp_path, "W8A8_DYNAMIC")
     (tmp_path / DESCRIPTION).unlink()
@@ -90,9 +138,6 @@ def test_a_config_that_names_the_method_needs_the_description(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(CheckpointError, match=f"has no {DESCRIPTION}"):
         opened(tmp_path)
-
-
-UP = "model.layers.0.mlp.up_proj"
 
 
 def changed(folder: Path, monkeypatch: pytest.MonkeyPatch, given: float | None = None, **changes: Any) -> Any:

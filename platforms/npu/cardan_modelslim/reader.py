@@ -61,13 +61,22 @@ class ModelSlimReader(Reader):
                 f"and {FLOAT}. {_CHOOSE}"
             )
         _check_rest(description)
-        self._group = description.get("group_size") or 0
+        self._group = _group_size(description)
         steps = "; W8A8 has one step for all activations: on NPUs it is the checkpoint's" if STATIC in found else ""
         self.summary = f"ModelSlim {' and '.join(found) or FLOAT}{steps}"
 
     def takes(self, module: str, suffix: str, entry: Entry) -> bool:
-        """Codes, by the description."""
-        return self._types.get(module + suffix, FLOAT) != FLOAT
+        """Codes, by the description.
+
+        Raises:
+            CheckpointError: a tensor holds codes of which the description says nothing.
+        """
+        name = module + suffix
+        kind = self._types.get(name)
+        if kind in (None, FLOAT) and entry[0] == "I8":
+            said = "does not name it" if kind is None else f"says that it is {FLOAT}"
+            raise CheckpointError(f"{name} holds codes of int8, and {DESCRIPTION} {said}. Fetch the checkpoint again.")
+        return kind not in (None, FLOAT)
 
     def describe(self, module: Module) -> Packed:
         """See ``Reader.describe``."""
@@ -85,6 +94,11 @@ class ModelSlimReader(Reader):
         per_row = int(np.prod(scales)) // rows
         if int(np.prod(scales)) != per_row * rows or per_row < 1 or columns % per_row:
             module.fail(f"{module.name}.weight_scale has shape {list(scales)}, expected one or several for each row")
+        if self._group and per_row > 1 and columns // per_row != self._group:
+            found = f"{module.name}.weight_scale has one scale for each {columns // per_row} columns"
+            module.fail(f"{found}, and {DESCRIPTION} says group_size {self._group}")
+        if ".weight_offset" in module.entries:
+            module.require(".weight_offset", (*SCALES, "I8"), scales)
         groups = groups_of(module, rows, columns, columns // per_row)
         if _has_offsets(module):
             fmt = affine_format(8, groups.block, "F32")
@@ -92,6 +106,18 @@ class ModelSlimReader(Reader):
         rounds = kind == DYNAMIC
         fmt = rounded_format(groups.block) if rounds else integer_format(8, groups.block, "F32")
         return Packed(fmt, (rows, columns), partial(_plain_blocks, module, groups))
+
+
+def _group_size(description: Mapping[str, Any]) -> int:
+    """Columns that share a scale where rows have several; 0 where the description does not say.
+
+    Raises:
+        CheckpointError: it says no whole number.
+    """
+    size = description.get("group_size") or 0
+    if not isinstance(size, int) or size < 0:
+        raise CheckpointError(f"{DESCRIPTION}: group_size must be a whole number from 0 on, got {size!r}. {_CHOOSE}")
+    return size
 
 
 def _check_rest(description: Mapping[str, Any]) -> None:
