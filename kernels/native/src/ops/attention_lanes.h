@@ -119,7 +119,7 @@ inline float exponentiate(float* scores, int64_t count, float largest) {
   const vf offset = splat(largest == -INFINITY ? 0.0f : largest);
   vf sum = splat(0.0f);
   for (int64_t key = 0; key < count; key += kLanes) {
-    const vf weight = exp(load(scores + key) - offset);
+    const vf weight = exp_below_0(load(scores + key) - offset);
     store(scores + key, weight);
     sum = sum + weight;
   }

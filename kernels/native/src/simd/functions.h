@@ -15,23 +15,31 @@ inline vf polynomial(vf x, const float (&a)[kTerms]) {
   return out;
 }
 
-// e to the x within 2 ulp; 0 below -87.33, infinity above 88.72, NaN for NaN.
-// x = n ln 2 + r with |r| <= ln 2 / 2, and e^r = 1 + r + r^2 times a polynomial.
-inline vf exp(vf x) {
-  constexpr float kLowest = -87.3365f, kHighest = 88.7228f;
-  const vf clamped = larger(smaller(x, splat(kHighest)), splat(kLowest));
-  const vf shifted = clamped * 1.44269504f + 12582912.0f;  // 1.5 * 2^23: the sum's low bits are the rounded integer
+inline constexpr float kLowestExponent = -87.3365f, kHighestExponent = 88.7228f;  // whose e^x is a normal number
+
+// e to the x within 2 ulp, for x from the lowest to the highest exponent.
+// x = n ln 2 + r with |r| <= ln 2 / 2, and e^r = 1 + r + r^2 times a polynomial; n is added to the exponent of that.
+inline vf exp_normal(vf x) {
+  const vf shifted = x * 1.44269504f + 12582912.0f;  // 1.5 * 2^23: the sum's low bits are the rounded integer
   const vf n = shifted - 12582912.0f;
-  vf r = n * -0.693359375f + clamped;  // ln 2 in two parts, the first with so few bits that its product is exact
+  vf r = n * -0.693359375f + x;  // ln 2 in two parts, the first with so few bits that its product is exact
   r = n * 2.12194440e-4f + r;
   constexpr float kRest[] = {0.5f, 0.166665733f, 0.0416668616f, 0.00836374052f, 0.00139015343f};
   const vf p = fused(r * r, polynomial(r, kRest), r) + 1.0f;
-  // 2^n in two factors, so that neither overflows where the product does not.
-  const vi whole = (vi)shifted - splat_int(0x4b400000);
-  const vi half = whole >> 1, rest = whole - half;
-  const vf result = p * (vf)((half + 127) << 23) * (vf)((rest + 127) << 23);
-  vf out = pick(x < splat(kLowest), splat(0.0f), result);
-  out = pick(x > splat(kHighest), splat(INFINITY), out);
+  return (vf)((vu)p + ((vu)shifted << 23));
+}
+
+// The same for x of at most 0: 0 below -87.33, NaN for NaN.
+inline vf exp_below_0(vf x) {
+  const vf result = exp_normal(larger(x, splat(kLowestExponent)));
+  return pick(x != x, x, pick(x < splat(kLowestExponent), splat(0.0f), result));
+}
+
+// The same for every x: 0 below -87.33, infinity above 88.72, NaN for NaN.
+inline vf exp(vf x) {
+  vf out = exp_normal(larger(smaller(x, splat(kHighestExponent)), splat(kLowestExponent)));
+  out = pick(x < splat(kLowestExponent), splat(0.0f), out);
+  out = pick(x > splat(kHighestExponent), splat(INFINITY), out);
   return pick(x != x, x, out);
 }
 
