@@ -155,7 +155,7 @@ class NpuAttention(AttentionBackend):
         return self._call(queries, layer, rows, input_layout="BSND", atten_mask=rows.mask).flatten(1)
 
     def _call(self, q: torch.Tensor, layer: LayerKV, rows: Rows, **how: Any) -> torch.Tensor:
-        keys, values = self.pool.paged(layer.index)
+        keys, values = self._pages(layer, rows)
         out: torch.Tensor = torch_npu.npu_fused_infer_attention_score(
             q,
             keys,
@@ -169,6 +169,14 @@ class NpuAttention(AttentionBackend):
             **how,
         )[0]
         return out
+
+    def _pages(self, layer: LayerKV, rows: Rows) -> tuple[torch.Tensor, torch.Tensor]:
+        """A layer's pages; the only page of a dry run as often as its rows have pages, since the call wants so many."""
+        keys, values = self.pool.paged(layer.index)
+        if self.pool.num_pages > 1:
+            return keys, values
+        count = sum(-(-length // self.pool.page_size) for length in rows.lengths)
+        return keys.repeat(count, 1, 1), values.repeat(count, 1, 1)
 
 
 def _sparse_mode(layer: LayerKV, lengths: list[int], ends: list[int]) -> tuple[int, int]:

@@ -184,6 +184,17 @@ def prompts(counts: list[int], lengths: list[int], slots: np.ndarray, first: int
     )
 
 
+def test_a_dry_run_over_the_padding_page_alone_is_taken(device):
+    """Every token is in slot 0, as where the largest step is measured."""
+    setup = shared(device, "both", 1)
+    setup.slots[:] = 0
+    setup.pool.host_tables[:] = 0
+    step = prompts([300, 129], [300, 129], setup.slots)
+    ids = device.ops.from_host(np.arange(429, dtype=np.int32) % 64)
+    out = setup.step(ids, device.ops.from_host(step.positions), setup.backend.plan(step))
+    assert np.isfinite(device.ops.to_host(out)).all()
+
+
 @pytest.mark.parametrize("kind", ["full", "both"])
 def test_prompts_that_share_more_pages_than_the_cache_has_take_several_calls(device, kind):
     setup = shared(device, kind, 6)
