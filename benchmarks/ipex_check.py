@@ -34,9 +34,12 @@ VERIFIED = ("<!-- verified:begin -->\n", "<!-- verified:end -->")
 MARKS = ("<!-- measured:begin -->\n", "<!-- measured:end -->")
 FAILED, CANNOT = 1, 3
 STAMP = "complete"
+CHECKOUT = "checkout"
+"""A file in the environment that names the checkout of Cardan that it has."""
 PACKAGES = ("torch==2.8.0", "intel-extension-for-pytorch==2.8.0")
 BESIDE = ("filelock", "fsspec", "jinja2", "networkx", "numpy", "packaging", "psutil", "sympy", "typing-extensions")
 """What the two import; asking pip for what torch requires would bring CUDA, 3 GB."""
+PIP = ("-m", "pip", "install", "-qq", "--disable-pip-version-check")
 PYTHONS = range(11, 14)
 FREE_GB = 5
 ROUNDS = 3
@@ -129,7 +132,7 @@ def is_complete(folder: Path) -> bool:
 
 
 def set_up(folder: Path) -> str:
-    """Make the environment unless it is complete; returns its Python.
+    """Make the environment unless it is complete, and have this checkout of Cardan in it; returns its Python.
 
     Raises:
         CannotBeHadError: pip did not get the packages, or the two do not start.
@@ -142,7 +145,12 @@ def set_up(folder: Path) -> str:
             raise CannotBeHadError(
                 f"making {folder} failed with {type(error).__name__}: {' / '.join((str(error), *said))}."
             ) from error
-    return str(folder / "bin" / "python")
+    python = str(folder / "bin" / "python")
+    checkout = folder / CHECKOUT
+    if not checkout.is_file() or checkout.read_text(encoding="utf-8") != str(ROOT):
+        run("installing Cardan", python, *PIP, "--no-deps", "-e", str(ROOT))
+        checkout.write_text(str(ROOT), encoding="utf-8")
+    return python
 
 
 def make(folder: Path) -> None:
@@ -158,10 +166,10 @@ def make(folder: Path) -> None:
     say(f"Making {folder}: {' and '.join(PACKAGES)}, about 1 GB ...")
     shutil.rmtree(folder, ignore_errors=True)
     run("making an environment", sys.executable, "-m", "venv", str(folder))
-    pip = (python, "-m", "pip", "install", "-qq", "--disable-pip-version-check")
-    run("fetching the packages", *pip, "--no-deps", *PACKAGES)
-    run("fetching what they import", *pip, *BESIDE)
-    run("installing Cardan", *pip, "-e", str(ROOT))
+    run("fetching the packages", python, *PIP, "--no-deps", *PACKAGES)
+    run("fetching what they import", python, *PIP, *BESIDE)
+    run("installing Cardan", python, *PIP, "-e", str(ROOT))
+    (folder / CHECKOUT).write_text(str(ROOT), encoding="utf-8")
     start_torch(python, folder)
     (folder / STAMP).write_text(recipe(), encoding="utf-8")
 

@@ -80,7 +80,21 @@ def test_where_it_cannot_be_had_the_command_says_why_and_ends_with_3(
 
 def test_an_environment_that_is_complete_is_taken_as_it_is(check: Any, tmp_path: Path) -> None:
     (tmp_path / "complete").write_text(check.recipe())
+    (tmp_path / "checkout").write_text(str(check.ROOT))
     assert check.set_up(tmp_path) == str(tmp_path / "bin" / "python")
+
+
+def test_an_environment_of_another_checkout_gets_this_one(
+    check: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran: list[tuple[str, ...]] = []
+    monkeypatch.setattr(check, "run", lambda what, *command: ran.append(command))
+    (tmp_path / "complete").write_text(check.recipe())
+    (tmp_path / "checkout").write_text("/some/where/else")
+    for _ in range(2):
+        check.set_up(tmp_path)
+    assert [command[-2:] for command in ran] == [("-e", str(check.ROOT))]
+    assert (tmp_path / "checkout").read_text() == str(check.ROOT)
 
 
 def test_an_environment_of_other_packages_is_made_again(
@@ -89,6 +103,7 @@ def test_an_environment_of_other_packages_is_made_again(
     made: list[Path] = []
     monkeypatch.setattr(check, "make", made.append)
     (tmp_path / "complete").write_text(check.recipe())
+    (tmp_path / "checkout").write_text(str(check.ROOT))
     check.set_up(tmp_path)
     assert made == []
     monkeypatch.setattr(check, "PACKAGES", ("torch==2.8.1",))
