@@ -5,6 +5,7 @@ It knows no model.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -26,7 +27,7 @@ from cardan.platform import (
     RankPlace,
 )
 from cardan.types import KVLayout
-from cardan_npu.attention import BACKENDS, NpuAttention
+from cardan_npu.attention import BACKENDS, FUSED, NpuAttention
 from cardan_npu.graph import NpuGraphRunner, bucket_ladder
 from cardan_npu.kv_pool import NpuKVPool
 from cardan_npu.linear import NpuQuantLinear
@@ -39,6 +40,8 @@ from cardan_torch import (
     allocator_memory,
     allocator_peak,
 )
+
+logger = logging.getLogger(__name__)
 
 NPU: Any = torch.npu  # type: ignore[attr-defined]
 
@@ -83,6 +86,7 @@ class NpuDevice(TorchDevice):
         self.graph_rows = graph_rows or NPU_MEMORY.tier(info.total_memory).top_bucket
         self._linears = (NpuQuantLinear(self.torch_device), DenseLinear(self.torch_device))
         self._runners: list[NpuGraphRunner] = []
+        self._told_of_types = False
 
     @property
     def ops(self) -> NpuOps:
@@ -115,6 +119,13 @@ class NpuDevice(TorchDevice):
             raise UnsupportedError(
                 f"Attention backend must be one of {', '.join(BACKENDS)} on {self.info.name}, "
                 f"got {name!r}. Pass --attention-backend {BACKENDS[0]}."
+            )
+        if name == FUSED and layout.dtype != dtype and not self._told_of_types:
+            self._told_of_types = True
+            logger.warning(
+                "keys are %s and queries %s, of which npu_fused_infer_attention_score takes no pair: all layers go "
+                "through torch's operators. Pass --kv-cache-dtype %s.",
+                *(layout.dtype, dtype, dtype),
             )
         return NpuAttention(name, pool, layout, dtype)
 

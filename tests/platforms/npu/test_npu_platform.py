@@ -163,6 +163,21 @@ def test_a_pool_that_the_fused_call_does_not_take_is_refused(device, monkeypatch
     device.attention("torch", pool, layout, "float16")
 
 
+def test_keys_of_another_type_than_queries_go_by_torch_and_that_is_said_once(torch_npu, caplog):
+    from cardan.types import KVLayout
+
+    opened = platform.open(platform.devices()[0], {})
+    layout = KVLayout(layers=(layer(k_dim=16, v_dim=16),), page_size=128, dtype="float16")
+    pool = opened.allocate_kv(layout, 256, 2, 128)
+    opened.attention("torch", pool, layout, "bfloat16")
+    assert not caplog.records
+    for _ in range(2):
+        assert opened.attention("fused", pool, layout, "bfloat16").fused == (False,)
+    (record,) = caplog.records
+    assert record.message.startswith("keys are float16 and queries bfloat16, of which npu_fused")
+    assert record.message.endswith("Pass --kv-cache-dtype bfloat16.")
+
+
 @pytest.mark.parametrize("interleaved", [False, True])
 @pytest.mark.parametrize("heads", [3, 1001])
 def test_rotations_that_are_stretched_go_through_the_operator_within_its_range(device, interleaved, heads):
