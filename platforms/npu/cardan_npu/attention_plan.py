@@ -14,6 +14,7 @@ import torch
 from cardan.platform import AttentionMeta
 from cardan.types import ForwardMode, Int32Array
 from cardan_npu.kv_pool import NpuKVPool
+from cardan_npu.limits import MOST_ROWS
 from cardan_torch.attention_plan import StepPlan, plan_step
 
 Kind = tuple[int, int | None]
@@ -58,7 +59,7 @@ class Rows:
 
 
 def rows_by_call(lengths: Sequence[int], page: int, most: int) -> tuple[slice, ...]:
-    """Rows that one call may have: no more pages together than the cache has, though rows may share some.
+    """Rows that one call may have: 4,096, and no more pages together than the cache has, though rows may share some.
 
     Args:
         lengths: keys of each row.
@@ -68,7 +69,7 @@ def rows_by_call(lengths: Sequence[int], page: int, most: int) -> tuple[slice, .
     parts, first, held = [], 0, 0
     for row, length in enumerate(lengths):
         count = -(-length // page)
-        if held + count > most and row > first:
+        if row - first == MOST_ROWS or (held + count > most and row > first):
             parts.append(slice(first, row))
             first, held = row, 0
         held += count

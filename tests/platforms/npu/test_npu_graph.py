@@ -211,6 +211,16 @@ def test_prompts_that_share_more_pages_than_the_cache_has_take_several_calls(dev
         np.testing.assert_allclose(device.ops.to_host(alone), got[start:stop], atol=4e-3, rtol=4e-3)
 
 
+def test_rows_of_a_call_are_bounded(torch_npu):
+    from cardan_npu.attention_plan import rows_by_call
+
+    many = rows_by_call([1] * 9000, PAGE, 10_000)
+    assert [(part.start, part.stop) for part in many] == [(0, 4096), (4096, 8192), (8192, 9000)]
+    assert rows_by_call([129, 128, 1], PAGE, 4) == (slice(0, 3),)
+    assert rows_by_call([129, 128, 1], PAGE, 3) == (slice(0, 2), slice(2, 3))
+    assert rows_by_call([300, 300], PAGE, 1) == (slice(0, 1), slice(1, 2))
+
+
 def test_steps_of_more_pages_than_the_cache_has_are_not_replayed(device):
     setup = shared(device, "both", 6)
     assert setup.runner.can_replay(meta([128, 256, 129], setup.slots))  # 1 + 2 + 2, and one for the row that fills up

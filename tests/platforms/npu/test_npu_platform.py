@@ -68,7 +68,8 @@ def test_the_plan_counts_layers_that_go_by_torch():
         ({"k_dim": 288, "v_dim": 288}, "exceed 256"),
         ({"k_dim": 192, "v_dim": 128}, "differ"),
         ({"q_heads": 128, "kv_heads": 1}, "more than 64 heads"),
-        ({"kv_heads": 300, "q_heads": 300, "k_dim": 256, "v_dim": 256}, "exceed 65535"),
+        ({"kv_heads": 256, "q_heads": 256, "k_dim": 256, "v_dim": 256}, "exceed 65535"),
+        ({"kv_heads": 257, "q_heads": 257, "k_dim": 16, "v_dim": 16}, "more than 256 heads"),
     ],
 )
 def test_limits_of_the_fused_call_are_named(changes, said):
