@@ -18,11 +18,12 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from cardan.errors import UnsupportedError  # noqa: E402
-from cardan.platform import AttentionMeta, DeviceInfo, Evidence, Support  # noqa: E402
+from cardan.platform import AttentionMeta, Capabilities, DeviceInfo, Evidence, Support  # noqa: E402
+from cardan.platform.refusals import refuse_choice  # noqa: E402
 from cardan.types import ForwardMode, KVLayout, LayerKV, TableDelta  # noqa: E402
 from cardan_cpu import ipex, ipex_attention  # noqa: E402
 from cardan_cpu.device import CpuDevice  # noqa: E402
-from cardan_cpu.features import torch_features  # noqa: E402
+from cardan_cpu.features import native_features, torch_features  # noqa: E402
 from cardan_cpu.host import read_host  # noqa: E402
 
 SLOTS, ROWS, LENGTH = 64, 4, 16
@@ -119,6 +120,13 @@ def attended(
 
 def layer(**changes: Any) -> LayerKV:
     return LayerKV(**{"index": 0, "q_heads": 4, "kv_heads": 2, "k_dim": 8, "v_dim": 8, "scale": 0.4, **changes})
+
+
+@pytest.mark.parametrize("name", ["ipex", "torch"])
+def test_where_native_kernels_compute_the_way_to_others_is_said(name):
+    capabilities = Capabilities(features=native_features("avx2"), page_sizes=(1,))
+    with pytest.raises(UnsupportedError, match=rf"got '{name}' \(it goes with .*--platform-option kernels=torch\)"):
+        refuse_choice("--attention-backend", name, "attention", "cpu", capabilities)
 
 
 STEPS = {"decode": ([1, 1, 1], [9, 1, 16]), "extend": ([5, 1, 7], [9, 12, 7])}

@@ -13,6 +13,11 @@ from cardan_cpu.host import Host
 from cardan_cpu.ipex import IPEX, ipex_capability
 from cardan_cpu.kernels import VERIFIED
 
+OF_TORCHS_KERNELS = Capability(
+    Support.UNSUPPORTED,
+    "it goes with torch's kernels: --platform-option kernels=torch",
+    alternative="Pass --attention-backend native",
+)
 DENSE_FORMATS = ("F32", "F16", "BF16")
 BLOCK_FORMATS = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "MXFP4")
 AFFINE_FORMATS = tuple(
@@ -86,7 +91,8 @@ def native_features(variant: str) -> dict[str, Capability]:
         how = _native(_how_multiplied(fmt))
         features[f"weights:{fmt}"] = how if fmt in taken else _emulated("no kernel here takes this format")
     evidence = VERIFIED.get(variant, Evidence.NONE)
-    return {name: replace(answer, evidence=evidence) for name, answer in features.items()}
+    answers = {name: replace(answer, evidence=evidence) for name, answer in features.items()}
+    return answers | {f"attention:{name}": OF_TORCHS_KERNELS for name in ("torch", IPEX)}
 
 
 def _how_multiplied(fmt: str) -> str:
