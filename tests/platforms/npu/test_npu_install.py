@@ -100,7 +100,14 @@ def test_an_unknown_torch_npu_is_named_with_the_known_pairs():
 def test_fixes_of_a_release_belong_to_it_and_previews_do_not():
     assert install.check_pair("2.9.0", "8.5.0.1") is None
     assert install.check_pair("2.9.0", "8.5.0.alpha001") is not None
-    assert install.check_pair("2.8.0.post4+git123", "8.3.RC1") is None
+    assert install.check_pair("2.8.0.post4+git123", "8.5.0") is None
+
+
+def test_toolkits_whose_attention_is_documented_otherwise_are_refused():
+    said = install.check_pair("2.8.0.post4", "8.3.RC1")
+    assert said is not None
+    assert "torch_npu 2.8.0.post4 and CANN 8.3.RC1 were found, which do not belong together" in said
+    assert "torch_npu 2.8.0.post4 with CANN 9.0.0, 8.5.0;" in said
 
 
 def test_a_simulator_says_so(tmp_path, monkeypatch):
