@@ -137,6 +137,31 @@ def test_steps_say_whether_they_were_replayed(harness: RunnerHarness, monkeypatc
     assert replayed == [False, True, False]
 
 
+@pytest.mark.parametrize(("ahead", "tried"), [(True, [1, 2, 4]), (False, [1, 4])])
+def test_buckets_are_tried_before_the_first_request_where_capturing_them_takes_long(
+    harness: RunnerHarness, monkeypatch: pytest.MonkeyPatch, ahead: bool, tried: list[int]
+) -> None:
+    found = []
+
+    class Captured(GraphRunner):
+        captures_ahead = ahead
+
+        def __init__(self, _pool: Any, _backend: Any, _step: Any) -> None:
+            pass
+
+        def can_replay(self, meta: AttentionMeta) -> bool:
+            found.append(len(meta.row_ids))
+            return False
+
+        def replay(self, input_ids: Any, meta: AttentionMeta) -> Any:
+            raise AssertionError("can_replay said no")
+
+    monkeypatch.setattr(harness.device.device, "graph_runner", Captured)
+    harness.runner.capture_decode()
+    harness.runner.warm_up((1, 2, 4))
+    assert found == tried
+
+
 def test_logprobs_are_of_the_models_own_logits(harness: RunnerHarness, wanted: np.ndarray) -> None:
     result = harness.step(
         (1, IDS[:30]),

@@ -49,6 +49,8 @@ class NativeGraphRunner(GraphRunner):
     overwritten by the next one.
     """
 
+    captures_ahead = False
+
     def __init__(self, backend: NativeAttention, step: CapturedStep) -> None:
         """Make a runner.
 

@@ -9,7 +9,7 @@ import abc
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias, runtime_checkable
+from typing import Any, ClassVar, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 
@@ -169,7 +169,13 @@ class GraphRunner(abc.ABC):
 
     It is made for one ``CapturedStep`` over one pool. What is bucketed is its own affair: rows, and where keys are
     gathered also their width. Attention is planned inside ``replay``, outside what is captured.
+
+    Attributes:
+        captures_ahead: whether buckets should be captured before the first request. False where a step is captured by
+            being run, which takes no longer than running it: a server then starts sooner.
     """
+
+    captures_ahead: ClassVar[bool] = True
 
     @abc.abstractmethod
     def can_replay(self, meta: AttentionMeta) -> bool:

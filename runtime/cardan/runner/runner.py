@@ -137,7 +137,12 @@ class NeutralRunner(Runner):
         self.sampler = Sampler(self.device.ops, self._model.facts.vocab_size, may_wait=False)
 
     def warm_up(self, buckets: Sequence[int]) -> None:
-        """Run decode steps of the buckets' sizes over the padding row and slot."""
+        """Run decode steps of the buckets' sizes over the padding row and slot.
+
+        Where a bucket is captured by its first step, the smallest and the largest are enough.
+        """
+        if self._graph is not None and not self._graph.captures_ahead:
+            buckets = sorted({min(buckets), max(buckets)})
         groups = max((layer.group for layer in self._model.facts.layers), default=0) + 1
         for rows in buckets:
             step = self.launch(padding_batch(groups, np.ones(rows, dtype=np.int32)))
