@@ -140,24 +140,28 @@ bench-peers: $(VENV)/installed-bench $(NATIVE) $(CARDAN_CACHE)/fetched
 	$(if $(F),,$(BIN)/python benchmarks/profiles.py)
 	$(BIN)/python benchmarks/bench_peers.py $(F)
 
-# Whether SmolLM2 is the same model on the CPU's kernels and on MLX: the same GGUF, activations in bfloat16 on both. The
-# report is kept in docs/evidence/, and the exit code is the verdict's.
+# Whether SmolLM2 is the same model on the CPU's kernels and on MLX: the same GGUF, activations in bfloat16 on both, each
+# with its noise floor; MLX's is measured on fewer positions, since off a Mac it is slow. The report is kept in
+# docs/evidence/, and the exit code is the verdict's.
 RECORD := $(CARDAN_CACHE)/accuracy-cpu.cardan
 ALIKE := --model smollm2-135m --dtype bfloat16 --chunked-prefill-size 32 --max-total-tokens 4096
 accuracy: $(VENV)/installed-test $(NATIVE) $(CARDAN_CACHE)/fetched
 	$(if $(NATIVE),,@$(PIP) -e '.[cpu]')
 	@mkdir -p docs/evidence
 	$(BIN)/cardan accuracy record --platform cpu $(ALIKE) --positions 200 --out $(RECORD)
-	$(BIN)/cardan accuracy compare $(RECORD) --platform mlx $(ALIKE) --no-noise \
+	$(BIN)/cardan accuracy compare $(RECORD) --platform mlx $(ALIKE) --noise-positions 40 \
 		--html docs/evidence/accuracy-cpu-mlx.html --json docs/evidence/accuracy-cpu-mlx.json
 
 # Tasks of lm-evaluation-harness, which gets an environment of its own, against Cardan's server on the platform that P
-# names; results and all answers are kept in .cardan/lm-eval. T names tasks, of its own or of the folder I (which is
-# benchmarks/tasks where it is not given), CHAT=1 asks by chats, and F takes flags of the server.
+# names; results, all answers and what the harness fetches are kept in .cardan/lm-eval. T names tasks, of its own or of
+# the folder I, CHAT=1 asks by chats, and F takes flags of `cardan accuracy eval`.
 HARNESS := $(VENV)/lm-eval/bin/lm_eval
+HARNESS_OUT := $(CARDAN_CACHE)/lm-eval
 accuracy-harness: $(VENV)/installed-test $(NATIVE) $(VENV)/installed-harness $(CARDAN_CACHE)/fetched
-	$(BIN)/python benchmarks/harness.py --harness $(HARNESS) --out $(CARDAN_CACHE)/lm-eval $(if $(T),--tasks $(T)) \
-		$(if $(I),--include $(I)) $(if $(CHAT),--chat) -- --platform $(P) $(or $(F),--model smollm2-135m --dtype float32)
+	HF_HOME=$(HARNESS_OUT)/huggingface $(BIN)/cardan accuracy eval --harness $(abspath $(HARNESS)) \
+		$(addprefix --harness-tasks ,$(or $(T),cardan_choices cardan_answers)) $(if $(I),--harness-folder $(I)) \
+		$(if $(CHAT),--harness-chat) --harness-out $(HARNESS_OUT) --out $(HARNESS_OUT)/$(P).json \
+		--platform $(P) $(or $(F),--model smollm2-135m --dtype float32)
 
 # The same numbers by others: perplexity by llama.cpp, compiled in .cardan/peers, and tasks by lm-evaluation-harness.
 accuracy-peers: $(VENV)/installed-test $(NATIVE) $(VENV)/installed-harness $(CARDAN_CACHE)/fetched

@@ -34,7 +34,7 @@ def test_a_record_is_the_same_as_itself(recorded) -> None:
 def test_other_chunks_are_no_alarm(recorded, chunk: int) -> None:
     compared = compare(recorded(), recorded(chunk=chunk, noise=False))
     assert compared.judgement.verdict is Verdict.SAME, compared.judgement
-    assert compared.judgement.band_from == "measured on one side only"
+    assert compared.judgement.band_from.startswith("measured on one side only: ")
 
 
 def test_another_platform_is_no_alarm(recorded) -> None:

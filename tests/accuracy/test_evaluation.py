@@ -11,17 +11,9 @@ import numpy as np
 import pytest
 from accuracy_tiny import tiny_config
 
-from cardan.accuracy.evaluation import (
-    Evaluation,
-    Outcome,
-    evaluate,
-    mcnemar,
-    pair,
-    read_evaluation,
-    score,
-    wilson,
-)
+from cardan.accuracy.evaluation import evaluate
 from cardan.accuracy.fingerprints import Fingerprint
+from cardan.accuracy.outcomes import Evaluation, Measure, Outcome, mcnemar, pair, read_evaluation, score, wilson
 from cardan.accuracy.recording import tokenizer_for
 from cardan.cli import app
 from cardan.errors import ConfigError, GoldenFileError
@@ -32,7 +24,9 @@ MAKER = Fingerprint(
 
 
 def of(**outcomes: tuple[float, ...]) -> Evaluation:
-    return Evaluation(maker=MAKER, outcomes={name: Outcome(values=values) for name, values in outcomes.items()})
+    measures: dict[str, Measure] = {"perplexity": "perplexity", "f1": "mean"}
+    made = {name: Outcome(values=values, measure=measures.get(name, "share")) for name, values in outcomes.items()}
+    return Evaluation(maker=MAKER, outcomes=made)
 
 
 @pytest.mark.parametrize(
@@ -60,7 +54,49 @@ def test_pairs_are_judged_item_by_item() -> None:
     assert perplexity.differs
     same = pair(ours, ours)
     assert not any(found.differs for found in same)
-    assert score("perplexity", ours.outcomes["perplexity"]).value == pytest.approx(np.exp(2.0))
+    assert score(ours.outcomes["perplexity"]).value == pytest.approx(np.exp(2.0))
+
+
+def test_values_that_are_no_shares_have_bounds_by_drawing() -> None:
+    values = tuple(np.linspace(0, 1, 160))
+    (found,) = pair(of(f1=values), of(f1=tuple(np.asarray(values) + 0.1)))
+    assert found.p is None
+    assert found.ours.low < found.ours.value == pytest.approx(0.5)
+    assert found.difference.value == pytest.approx(0.1)
+    assert found.differs
+    (same,) = pair(of(f1=values), of(f1=values))
+    assert not same.differs
+
+
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [
+        ({"values": [1.0, float("nan")], "said": []}, "a share has the value nan"),
+        ({"values": [0.5], "said": []}, "a share has the value 0.5"),
+        ({"values": [float("inf")], "said": [], "measure": "mean"}, "a mean has the value inf"),
+        ({"values": [1.0], "said": [], "measure": "luck"}, "measure is 'luck'"),
+        (5, "is no evaluation"),
+    ],
+)
+def test_values_that_make_no_sense_are_refused(entry: object, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "x"
+    path.write_text(json.dumps({"version": 2, "maker": MAKER.to_json(), "outcomes": {"a": entry}}))
+    with pytest.raises(GoldenFileError, match=message):
+        read_evaluation(path)
+
+
+def test_files_of_the_first_version_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "x"
+    outcomes = {"perplexity": {"values": [-1.0], "said": []}, "choices": {"values": [1.0], "said": ["a"]}}
+    path.write_text(json.dumps({"version": 1, "maker": MAKER.to_json(), "outcomes": outcomes}))
+    found = read_evaluation(path).outcomes
+    assert (found["perplexity"].measure, found["choices"].measure) == ("perplexity", "share")
+
+
+def test_items_of_another_task_are_not_paired() -> None:
+    sides = [Evaluation(maker=MAKER, outcomes={"t/acc": Outcome(values=(1.0,), items=items)}) for items in "ab"]
+    with pytest.raises(GoldenFileError, match=r"have other items in t/acc\. Run both anew, with the same tasks"):
+        pair(*sides)
 
 
 def test_other_sets_and_items_are_refused(tmp_path: Path) -> None:
@@ -74,7 +110,7 @@ def test_other_sets_and_items_are_refused(tmp_path: Path) -> None:
     with pytest.raises(GoldenFileError, match="is no evaluation"):
         read_evaluation(tmp_path / "x")
     (tmp_path / "x").write_text('{"version": 9}')
-    with pytest.raises(GoldenFileError, match="of version 9, but this Cardan reads 1"):
+    with pytest.raises(GoldenFileError, match="of version 9, but this Cardan reads up to 2"):
         read_evaluation(tmp_path / "x")
     of(choices=(1.0,), answers=()).write(tmp_path / "x")
     with pytest.raises(GoldenFileError, match=r"holds no outcome of answers\. Make it anew"):
@@ -87,7 +123,7 @@ def test_sets_are_compared_before_anything_runs(tmp_path: Path, capsys: pytest.C
     against = ["accuracy", "eval", "--model", str(tmp_path / "absent"), "--against", str(tmp_path / "x")]
     assert app.run([*against, "--set", "answers"]) == 1
     said = " ".join(capsys.readouterr().err.split())
-    assert "no set in common: choices against answers. Run both with the same --set" in said
+    assert "no set in common: choices against answers. Run both with the same --set or --harness-tasks" in said
     assert app.run([*against, "--set", "poems"]) == 2
     assert "--set must be one of" in " ".join(capsys.readouterr().err.split())
 
@@ -101,8 +137,8 @@ def test_a_real_model_answers(smollm2_path: Path, tmp_path: Path, capsys: pytest
     sets = ["--set", "choices", "--set", "answers"]
     assert app.run(["accuracy", "eval", *flags, *sets, "--out", str(out)]) == 0
     kept = read_evaluation(out)
-    assert score("choices", kept.outcomes["choices"]).low > 0.6, "by chance a quarter is right"
-    assert score("answers", kept.outcomes["answers"]).low > 0.3
+    assert score(kept.outcomes["choices"]).low > 0.6, "by chance a quarter is right"
+    assert score(kept.outcomes["answers"]).low > 0.3
     assert app.run(["accuracy", "eval", *flags, "--set", "answers", "--against", str(out)]) == 0
     shown = capsys.readouterr().out
     assert "no difference beyond chance, p = 1" in shown

@@ -12,10 +12,12 @@ from cardan.accuracy.cases import Case, Text, bundled_texts, check_cases, limite
 from cardan.accuracy.container import read_container, write_container
 from cardan.accuracy.golden import read_golden
 from cardan.accuracy.recording import Wanted, record
+from cardan.accuracy.scores import score_rows
 from cardan.accuracy.session import Session
 from cardan.config import EngineConfig, ModelConfig, PlatformConfig
-from cardan.errors import ConfigError, GoldenFileError, UnsupportedError
+from cardan.errors import CardanError, ConfigError, GoldenFileError, UnsupportedError
 from cardan.platform import Platform
+from cardan.types import TokenLogprobs
 
 
 def logprobs_of(model: Path, ids: tuple[int, ...]) -> np.ndarray:
@@ -92,6 +94,38 @@ def test_a_file_that_lacks_something_is_refused(recorded, tmp_path: Path) -> Non
     write_container(path, {key: value for key, value in whole.header.items() if key != "noise"}, whole.arrays)
     with pytest.raises(GoldenFileError, match=r"lacks what a golden file of version 1 has .*noise.*Record it anew"):
         read_golden(path)
+    write_container(path, {**whole.header, "cases": []}, whole.arrays)
+    with pytest.raises(GoldenFileError, match=r"lacks what a golden file of version 1 has .*no prompts"):
+        read_golden(path)
+    write_container(path, {**whole.header, "cases": [5]}, whole.arrays)
+    with pytest.raises(GoldenFileError, match="lacks what a golden file of version 1 has"):
+        read_golden(path)
+
+
+@pytest.mark.parametrize("name", ["logprobs", "rest", "top_logprobs"])
+def test_what_is_no_number_is_never_the_same(name: str, recorded, tmp_path: Path) -> None:
+    """NaN is neither within a band nor beyond it."""
+    path = tmp_path / "x.cardan"
+    recorded().write(path)
+    whole = read_container(path)
+    values = whole.arrays[name].copy()
+    values[2] = np.nan
+    write_container(path, whole.header, {**whole.arrays, name: values})
+    with pytest.raises(GoldenFileError, match=r"cannot be compared\. Prompt .*: logprobs of 1 of .* are no finite"):
+        read_golden(path)
+    top = [(1, -0.1), (2, float("nan"))]
+    entry = TokenLogprobs(logprob=-0.1, top=tuple(top))
+    with pytest.raises(CardanError, match=r"logprobs of 1 of 1 positions are no finite .*try --dtype float32"):
+        score_rows([entry], 1, "a")
+
+
+def test_arrays_of_other_positions_are_refused(recorded, tmp_path: Path) -> None:
+    path = tmp_path / "x.cardan"
+    recorded().write(path)
+    whole = read_container(path)
+    write_container(path, whole.header, {**whole.arrays, "rest": whole.arrays["rest"][:-1]})
+    with pytest.raises(GoldenFileError, match="likeliest tokens and the rest are of other positions"):
+        read_golden(path)
 
 
 def test_whole_results_of_layers_are_kept_on_request(tiny_llama: Path, cases) -> None:
@@ -105,7 +139,7 @@ def test_whole_results_of_layers_are_kept_on_request(tiny_llama: Path, cases) ->
     with torch.no_grad():
         want = model(torch.tensor([cases[3].ids[:-1]])).last_hidden_state[0].numpy()
     assert np.allclose(golden.whole[f"{cases[3].name}/norm"], want, atol=1e-4)
-    with pytest.raises(ConfigError, match=r"--whole-layers names 'absent', expected some of layers.0.input_norm"):
+    with pytest.raises(ConfigError, match=r"--whole-layer names 'absent', expected some of layers.0.input_norm"):
         record(tiny_config(tiny_llama), replace(wanted, whole=("absent",)))
 
 
@@ -165,6 +199,10 @@ def test_what_does_not_fit_the_model_is_cut_or_refused() -> None:
     assert cut.num_prompt < 32
     with pytest.raises(ConfigError, match="Prompt 'long' holds token id 89, but the model has 50 tokens"):
         check_cases([case], 50, 64)
+    with pytest.raises(
+        ConfigError, match=r"Prompt 'long' does not fit: .* leave 0 tokens .*Raise --context-length and"
+    ):
+        check_cases([case], 97, 32)
 
 
 @pytest.mark.parametrize(
@@ -175,6 +213,8 @@ def test_what_does_not_fit_the_model_is_cut_or_refused() -> None:
         ('[{"name": "a", "text": "x y"}, {"name": "a", "text": "z w"}]', "holds 2 prompts of 1 names"),
         ('[{"name": "a", "txt": "x"}]', "is no set of prompts .*txt"),
         ('[{"name": "a", "text": 5}]', "text is 5"),
+        ('{"name": "a"}', "is no set of prompts"),
+        ("[5]", "is no set of prompts"),
         ('[{"name": "a", "text": "x", "decode": 1.5}]', "decode must be at least 0 and below 1"),
     ],
 )
@@ -188,6 +228,13 @@ def test_wrong_sets_of_prompts_are_refused(tmp_path: Path, content: str, message
 def test_other_mistakes_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be read: No such file"):
         read_texts(tmp_path / "absent")
+    (tmp_path / "p").write_bytes(b"\xff")
+    with pytest.raises(ConfigError, match=r"is no text in UTF-8 .*Save it as such"):
+        read_texts(tmp_path / "p")
+    with pytest.raises(ConfigError, match="Prompt 'a' has 0 tokens, expected at least 2"):
+        Text(name="a", text="").case(lambda text: [])
+    with pytest.raises(ConfigError, match="--noise-positions must be at least 8, got 7"):
+        Wanted(noise_positions=7)
     with pytest.raises(ConfigError, match="Prompt 'a' has 1 tokens, expected at least 2"):
         Text(name="a", text="x").case(lambda text: [5])
     with pytest.raises(ConfigError, match="--top must be between 1 and 128, got 0"):

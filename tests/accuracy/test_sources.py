@@ -22,6 +22,7 @@ from cardan.accuracy.golden import read_golden
 from cardan.accuracy.recording import Wanted, record
 from cardan.accuracy.verdict import Verdict
 from cardan.cli import app
+from cardan.errors import CardanError
 from cardan.testing.tiny_model import write_tiny_model
 
 
@@ -60,7 +61,7 @@ def test_transformers_is_the_truth_for_cardan(tiny_llama: Path, recorded, cases)
     truth = record_transformers(tiny_config(tiny_llama), Wanted(cases=cases))
     compared = compare(truth, recorded())
     assert compared.judgement.verdict is Verdict.SAME, compared.judgement
-    assert compared.judgement.band_from == "measured on one side only"
+    assert compared.judgement.band_from.startswith("measured on one side only: ")
     assert all(case.flip is None for case in compared.cases)
     assert truth.fingerprint.versions["transformers"]
     assert not truth.fingerprint.weights
@@ -167,11 +168,44 @@ def test_a_servers_logprobs_make_a_record(model: Path, server: str) -> None:
             "gives no logprobs of prompts: 0 of 8 positions came with echo",
         ),
         ({"status": 503}, "answers 503"),
+        ({"echo": lambda body: [1]}, "gives no logprobs with its completions"),
+        (
+            {
+                "echo": lambda body: {
+                    "choices": [
+                        {"logprobs": {"token_logprobs": ["a"] * 9, "top_logprobs": [None, *[["b"]] * 8]}},
+                    ]
+                },
+                "free": lambda body: {"choices": [{"logprobs": _form([], np.zeros((0, 1)), [])}]},
+            },
+            "answers with other logprobs than OpenAI's completions have",
+        ),
+        (
+            {
+                "echo": lambda body: {
+                    "choices": [
+                        {"logprobs": {"token_logprobs": [float("nan")] * 9, "top_logprobs": [{"a": -1.0}] * 9}},
+                    ]
+                },
+                "free": lambda body: {"choices": [{"logprobs": _form([], np.zeros((0, 1)), [])}]},
+            },
+            "logprobs of 8 of 8 positions are no finite numbers",
+        ),
     ],
 )
 def test_servers_that_do_not_do_are_told_apart(model: Path, server: str, answers: Any, message: str) -> None:
     _Server.answers |= answers
-    with CompletionsServer(server) as open_server, pytest.raises(ServerError, match=message):
+    with CompletionsServer(server) as open_server, pytest.raises(CardanError, match=message):
+        record_server(tiny_config(model), open_server, WANTED)
+
+
+def test_a_server_that_dies_amid_a_record_is_said(model: Path, server: str) -> None:
+    def die(body: dict[str, Any]) -> Any:
+        raise ConnectionAbortedError
+
+    _Server.answers["free"] = die
+    _Server.answers["echo"] = lambda body: {"choices": [{"logprobs": {"token_logprobs": [], "top_logprobs": []}}]}
+    with CompletionsServer(server) as open_server, pytest.raises(ServerError, match="cannot be reached"):
         record_server(tiny_config(model), open_server, WANTED)
 
 

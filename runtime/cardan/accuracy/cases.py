@@ -115,13 +115,15 @@ def read_texts(path: Path) -> tuple[Text, ...]:
         return _read(path.read_text(encoding="utf-8"), str(path))
     except OSError as error:
         raise ConfigError(f"--prompts {path} cannot be read: {error.strerror}.") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"--prompts {path} is no text in UTF-8 ({error.reason}). Save it as such.") from error
 
 
 def _read(source: str, name: str) -> tuple[Text, ...]:
     try:
         entries = json.loads(source)
         texts = tuple(_text(entry) for entry in entries)
-    except (ValueError, TypeError, KeyError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise ConfigError(
             f"{name} is no set of prompts ({error}). Expected a JSON list of objects with name and text, and where "
             "wanted prefix, decode and wave."
@@ -175,7 +177,7 @@ def check_cases(cases: Sequence[Case], vocab_size: int, context_length: int) -> 
     """Cases that fit a model: cut where its context ends.
 
     Raises:
-        ConfigError: an id is not in its vocabulary.
+        ConfigError: an id is not in its vocabulary, or the context is too short for any sequence.
     """
     for case in cases:
         if max(case.ids) >= vocab_size or min(case.ids) < 0:
@@ -189,4 +191,10 @@ def check_cases(cases: Sequence[Case], vocab_size: int, context_length: int) -> 
 def _cut(case: Case, room: int) -> Case:
     if len(case.ids) <= room:
         return case
+    if room <= case.score_from:
+        raise ConfigError(
+            f"Prompt {case.name!r} does not fit: the model's context and pool leave {max(room, 0)} tokens beside "
+            f"{case.greedy_tokens} of free text, and it is scored from its token {case.score_from}. "
+            "Raise --context-length and --max-total-tokens."
+        )
     return replace(case, ids=case.ids[:room], num_prompt=max(case.score_from, min(case.num_prompt, room - 1)))

@@ -106,7 +106,11 @@ def read_container(path: Path) -> Container:
             "Copy it again from where it was made, or record it anew."
         )
     arrays = {name: _array(data, entry) for name, entry in table.items()}
-    return Container(header=json.loads(metadata["header"]), arrays=arrays, version=version)
+    try:
+        header = json.loads(metadata["header"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise GoldenFileError(f"{path} is damaged: its metadata has no header. Record it anew.") from error
+    return Container(header=header, arrays=arrays, version=version)
 
 
 def _read(path: Path) -> bytes:

@@ -6,95 +6,27 @@ whether two platforms differ, not how good a model is.
 
 from __future__ import annotations
 
+import hashlib
 import json
-import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
 from importlib import resources
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from cardan.accuracy.cases import Case, bundled_texts
 from cardan.accuracy.fingerprints import Fingerprint, fingerprint
+from cardan.accuracy.outcomes import Evaluation, Outcome
 from cardan.accuracy.session import Progress, Run, Session
-from cardan.accuracy.statistics import Estimate, bootstrap, mean, perplexity_difference
 from cardan.config import EngineConfig
-from cardan.errors import ConfigError, GoldenFileError
+from cardan.engine.preparation import open_and_resolve
+from cardan.errors import ConfigError
 from cardan.platform import Platform
 from cardan.text.tokenizer import Tokenizer
 
 BUNDLED = "tasks.json"
-VERSION = 1
 ANSWER_TOKENS = 8
 """Tokens of an answer."""
-Z = 1.959963984540054
-"""Of a confidence of 95 percent."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
-    """One set.
-
-    Attributes:
-        values: of ``perplexity`` the logprob of each token, else 1 for each right item and 0 for each wrong one.
-        said: what was chosen or answered, item by item; empty for ``perplexity``.
-    """
-
-    values: tuple[float, ...]
-    said: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Evaluation:
-    """Outcomes of a model on a platform.
-
-    Attributes:
-        maker: who it was.
-        outcomes: by set.
-    """
-
-    maker: Fingerprint
-    outcomes: Mapping[str, Outcome]
-
-    def write(self, path: Path) -> None:
-        """Keep it as JSON."""
-        value = {
-            "version": VERSION,
-            "maker": self.maker.to_json(),
-            "outcomes": {name: asdict(outcome) for name, outcome in self.outcomes.items()},
-        }
-        path.write_text(json.dumps(value, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-
-
-def read_evaluation(path: Path) -> Evaluation:
-    """Read what was kept.
-
-    Raises:
-        GoldenFileError: the file is missing, no evaluation of this version, or has a set without items.
-    """
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-        if value["version"] != VERSION:
-            raise GoldenFileError(
-                f"{path} is an evaluation of version {value['version']}, but this Cardan reads {VERSION}. "
-                "Run it anew, or with the Cardan that wrote it."
-            )
-        outcomes = {
-            name: Outcome(values=tuple(map(float, entry["values"])), said=tuple(map(str, entry["said"])))
-            for name, entry in value["outcomes"].items()
-        }
-        empty = [name for name, outcome in outcomes.items() if not outcome.values]
-        if empty:
-            raise GoldenFileError(f"{path} holds no outcome of {empty[0]}. Make it anew by cardan accuracy eval --out.")
-        return Evaluation(maker=Fingerprint.from_json(value["maker"]), outcomes=outcomes)
-    except OSError as error:
-        raise GoldenFileError(f"{path} cannot be read: {error.strerror}.") from error
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise GoldenFileError(
-            f"{path} is no evaluation ({error!r}). Make one by cardan accuracy eval --out."
-        ) from error
 
 
 def evaluate(
@@ -128,6 +60,20 @@ def evaluate(
     return Evaluation(maker=maker, outcomes=outcomes)
 
 
+def maker_of(config: EngineConfig, tokenizer: Tokenizer, progress: Progress | None = None) -> Fingerprint:
+    """Who an engine of a config would be, as far as that is known before a device is opened.
+
+    Raises:
+        CardanError: the model, the platform or a setting is refused.
+    """
+    opened = open_and_resolve(config)
+    try:
+        capabilities = opened.platform.capabilities(opened.plan.device)
+        return fingerprint(opened.plan, capabilities, opened.checkpoint, tokenizer, progress=progress)
+    finally:
+        opened.checkpoint.close()
+
+
 def chosen_sets(sets: Sequence[str]) -> tuple[str, ...]:
     """Names of the sets that run: those that are given, or all.
 
@@ -145,11 +91,16 @@ def _tasks() -> dict[str, Any]:
     return found
 
 
+def _print_of(items: Any) -> str:
+    return hashlib.sha256(json.dumps(items).encode()).hexdigest()[:16]
+
+
 def _perplexity(run: Run, tokenizer: Tokenizer, progress: Progress | None) -> Outcome:
     """Of the bundled texts, each once."""
     cases = [text.case(tokenizer.encode) for text in bundled_texts()]
     scores = run.score(cases, 1, progress)
-    return Outcome(values=tuple(float(value) for score in scores for value in score.logprobs))
+    values = tuple(float(value) for score in scores for value in score.logprobs)
+    return Outcome(values=values, measure="perplexity")
 
 
 def _choices(run: Run, tokenizer: Tokenizer, progress: Progress | None) -> Outcome:
@@ -169,25 +120,26 @@ def _choices(run: Run, tokenizer: Tokenizer, progress: Progress | None) -> Outco
         best = int(np.argmax(sums))
         values.append(float(best == item["answer"]))
         said.append(item["choices"][best])
-    return Outcome(values=tuple(values), said=tuple(said))
+    return Outcome(values=tuple(values), said=tuple(said), items=_print_of(items))
 
 
 def _answers(run: Run, tokenizer: Tokenizer, progress: Progress | None) -> Outcome:
     """What the model goes on with after a question, up to the end of the line or sentence."""
     tasks = _tasks()
+    items = tasks["answers"]
     cases = []
-    for number, item in enumerate(tasks["answers"]):
+    for number, item in enumerate(items):
         ids = tuple(tokenizer.encode(tasks["shots"] + item["question"]))
         cases.append(Case(name=str(number), ids=ids, num_prompt=len(ids), greedy_tokens=ANSWER_TOKENS))
     values, said = [], []
-    for done, (item, free) in enumerate(zip(tasks["answers"], run.generate(cases), strict=True), 1):
+    for done, (item, free) in enumerate(zip(items, run.generate(cases), strict=True), 1):
         text = tokenizer.decode(free.ids.tolist())
         answer = text.strip().partition("\n")[0].rstrip(".! ")
         values.append(float(answer.casefold() in {accepted.casefold() for accepted in item["accepted"]}))
         said.append(answer)
         if progress is not None:
             progress("answers", done, len(cases))
-    return Outcome(values=tuple(values), said=tuple(said))
+    return Outcome(values=tuple(values), said=tuple(said), items=_print_of(items))
 
 
 SETS: Mapping[str, Callable[[Run, Tokenizer, Progress | None], Outcome]] = {
@@ -196,110 +148,3 @@ SETS: Mapping[str, Callable[[Run, Tokenizer, Progress | None], Outcome]] = {
     "answers": _answers,
 }
 """The sets by name."""
-
-
-def score(name: str, outcome: Outcome) -> Estimate:
-    """A set's score with its bounds: the perplexity, or the share of right items."""
-    values = np.asarray(outcome.values, np.float64)
-    if name == "perplexity":
-        return bootstrap(values, lambda drawn: np.asarray(np.exp(-drawn.mean(axis=1))))
-    return wilson(int(values.sum()), len(values))
-
-
-def wilson(right: int, count: int) -> Estimate:
-    """A share with its confidence interval.
-
-    Source: Wilson, "Probable Inference, the Law of Succession, and Statistical Inference", 1927.
-    """
-    share = right / count
-    middle = (share + Z**2 / (2 * count)) / (1 + Z**2 / count)
-    half = Z / (1 + Z**2 / count) * math.sqrt(share * (1 - share) / count + Z**2 / (4 * count**2))
-    return Estimate(share, max(0.0, middle - half), min(1.0, middle + half))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Paired:
-    """One set on two sides.
-
-    Attributes:
-        name: of the set.
-        ours: score of the first.
-        theirs: score of the second.
-        difference: second less first, for perplexity with bounds over tokens that both share.
-        only_ours: items that only the first has right.
-        only_theirs: items that only the second has right.
-        p: probability of a difference as large by chance: McNemar's exact test; None for perplexity.
-    """
-
-    name: str
-    ours: Estimate
-    theirs: Estimate
-    difference: Estimate
-    only_ours: int = 0
-    only_theirs: int = 0
-    p: float | None = None
-
-    @property
-    def differs(self) -> bool:
-        """Whether the difference is more than chance, at 5 percent."""
-        return self.difference.excludes_zero if self.p is None else self.p < 0.05
-
-
-def pair(ours: Evaluation, theirs: Evaluation) -> tuple[Paired, ...]:
-    """The sets that both have, item by item.
-
-    Raises:
-        GoldenFileError: they have none in common, or other items.
-    """
-    names = common_sets(ours.outcomes, theirs.outcomes)
-    return tuple(_paired(name, ours.outcomes[name], theirs.outcomes[name]) for name in names)
-
-
-def common_sets(ours: Iterable[str], theirs: Iterable[str]) -> tuple[str, ...]:
-    """Names that both sides have.
-
-    Raises:
-        GoldenFileError: there is none.
-    """
-    ours, theirs = tuple(ours), tuple(theirs)
-    names = tuple(name for name in ours if name in theirs)
-    if not names:
-        raise GoldenFileError(
-            f"The evaluations have no set in common: {', '.join(ours) or 'none'} against {', '.join(theirs)}. "
-            "Run both with the same --set."
-        )
-    return names
-
-
-def _paired(name: str, ours: Outcome, theirs: Outcome) -> Paired:
-    a, b = (np.asarray(side.values, np.float64) for side in (ours, theirs))
-    if len(a) != len(b):
-        raise GoldenFileError(
-            f"The evaluations have {len(a)} and {len(b)} items in {name}: tokenizers or sets differ. Run both anew."
-        )
-    scores = score(name, ours), score(name, theirs)
-    if name == "perplexity":
-        difference = bootstrap(np.stack((a, b), axis=1), perplexity_difference)
-        return Paired(name=name, ours=scores[0], theirs=scores[1], difference=difference)
-    only_ours, only_theirs = int(((a == 1) & (b == 0)).sum()), int(((a == 0) & (b == 1)).sum())
-    return Paired(
-        name=name,
-        ours=scores[0],
-        theirs=scores[1],
-        difference=bootstrap(b - a, mean, seed=1),
-        only_ours=only_ours,
-        only_theirs=only_theirs,
-        p=mcnemar(only_ours, only_theirs),
-    )
-
-
-def mcnemar(only_ours: int, only_theirs: int) -> float:
-    """Two-sided exact test of items that only one side has right.
-
-    Source: McNemar, "Note on the Sampling Error of the Difference Between Correlated Proportions or Percentages",
-    1947, with binomial probabilities.
-    """
-    count = only_ours + only_theirs
-    least = min(only_ours, only_theirs)
-    tail = sum(math.comb(count, k) for k in range(least + 1))
-    return min(1.0, 2.0 * float(tail / (1 << count)))

@@ -98,7 +98,10 @@ class CompletionsServer:
             raise ServerError(f"{self.base_url} cannot be reached: {error}. Check the URL of --from.") from error
         if reply.status_code != 200:
             raise ServerError(f"{self.base_url}{path} answers {reply.status_code}: {reply.text[:300]}")
-        return reply.json()
+        try:
+            return reply.json()
+        except ValueError as error:
+            raise ServerError(f"{self.base_url}{path} answers with no JSON: {reply.text[:300]!r}") from error
 
 
 def record_server(
@@ -125,7 +128,13 @@ def record_server(
     recorded = []
     done, total = 0, sum(case.num_positions for case in cases)
     for case in cases:
-        recorded.append(_record(server, case, wanted, tokenizer, by_text))
+        try:
+            recorded.append(_record(server, case, wanted, tokenizer, by_text))
+        except (ValueError, TypeError, KeyError, AttributeError, IndexError) as error:
+            raise ServerError(
+                f"{server.base_url} answers with other logprobs than OpenAI's completions have ({error!r}). "
+                "Take another server."
+            ) from error
         done += case.num_positions
         if progress is not None:
             progress("positions", done, total)
@@ -155,6 +164,7 @@ def _record(
         free = _greedy(went_on, by_text)
         text = text_of(tokenizer, free.ids.tolist())
     scores = _scores(echoed, case, wanted.top, by_text, server.base_url)
+    scores.check(case.name)
     return Recorded(case=case, text=text_of(tokenizer, case.ids), scores=scores, greedy=free, greedy_text=text)
 
 

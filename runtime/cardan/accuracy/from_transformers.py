@@ -125,10 +125,12 @@ def record_transformers(config: EngineConfig, wanted: Wanted, progress: Progress
 def _record(made: _Model, case: Case, top: int, greedy: bool, tokenizer: Any) -> Recorded:
     logits = made.logits(case.ids[:-1])
     free = made.greedy(case.ids[: case.num_prompt], case.greedy_tokens) if greedy else None
+    scores = from_logits(logits[case.score_from - 1 :], case.ids[case.score_from :], top)
+    scores.check(case.name)
     return Recorded(
         case=case,
         text=text_of(tokenizer, case.ids),
-        scores=from_logits(logits[case.score_from - 1 :], case.ids[case.score_from :], top),
+        scores=scores,
         greedy=free,
         greedy_text=text_of(tokenizer, () if free is None else free.ids.tolist()),
     )

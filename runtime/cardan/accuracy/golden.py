@@ -16,7 +16,7 @@ from cardan.accuracy.cases import Case
 from cardan.accuracy.container import Arrays, read_container, write_container
 from cardan.accuracy.fingerprints import Fingerprint
 from cardan.accuracy.scores import Greedy, Scores
-from cardan.errors import GoldenFileError
+from cardan.errors import CardanError, GoldenFileError
 from cardan.types import Float32Array, Int32Array
 
 _SMALL_IDS = 2**16
@@ -122,12 +122,16 @@ def read_golden(path: Path) -> Golden:
     """Read a record.
 
     Raises:
-        GoldenFileError: the file is missing, damaged, changed, or of a later version.
+        GoldenFileError: the file is missing, damaged, changed, of a later version, or holds what is no number.
     """
     container = read_container(path)
     header, arrays = container.header, container.arrays
     try:
         cases = _read_cases(header["cases"], arrays)
+        if not cases:
+            raise ValueError("no prompts")
+        for recorded in cases:
+            recorded.scores.check(recorded.case.name)
         layers = _read_layers(header.get("layers"), arrays)
         return Golden(
             fingerprint=Fingerprint.from_json(header["fingerprint"]),
@@ -138,7 +142,9 @@ def read_golden(path: Path) -> Golden:
             semantics=header["semantics"],
             notes=tuple(header["notes"]),
         )
-    except (KeyError, TypeError, ValueError, AssertionError) as error:
+    except CardanError as error:
+        raise GoldenFileError(f"{path} cannot be compared. {error}") from error
+    except (KeyError, TypeError, ValueError, AssertionError, AttributeError, IndexError) as error:
         raise GoldenFileError(
             f"{path} lacks what a golden file of version {container.version} has ({error!r}). Record it anew."
         ) from error

@@ -17,7 +17,7 @@ from cardan.accuracy.session import Progress, Session, Way
 from cardan.accuracy.watching import watch
 
 POSITIONS = 240
-"""Scored positions that the floor is measured on."""
+"""Scored positions that the floor is measured on where no other number is asked for."""
 ROUNDING_SEEDS = (1, 2)
 Spread = Mapping[str, float]
 """What one way moves: ``mean``, ``p99`` and ``max`` of the KL, ``moves`` (the largest of a likely token's logprob),
@@ -62,10 +62,14 @@ def spread(base: Sequence[Scores], other: Sequence[Scores]) -> dict[str, float]:
 
 
 def noise_floor(
-    session: Session, cases: Sequence[Case], top: int, progress: Progress | None = None
+    session: Session,
+    cases: Sequence[Case],
+    top: int,
+    progress: Progress | None = None,
+    positions: int = POSITIONS,
 ) -> dict[str, dict[str, float]]:
-    """What each way moves, on sequences that are shortened to ``POSITIONS`` together."""
-    cases = limited(cases, POSITIONS)
+    """What each way moves, on sequences that are shortened to so many positions together."""
+    cases = limited(cases, positions)
     with session.run() as run:
         base = run.score(cases, top)
     found: dict[str, dict[str, float]] = {}

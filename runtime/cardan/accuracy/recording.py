@@ -13,7 +13,7 @@ from cardan.accuracy.cases import Case, Text, bundled_texts, check_cases, limite
 from cardan.accuracy.fingerprints import fingerprint
 from cardan.accuracy.golden import Golden, LayerPrints, Recorded
 from cardan.accuracy.layers import layer_results, prints_of
-from cardan.accuracy.noise import noise_floor
+from cardan.accuracy.noise import POSITIONS, noise_floor
 from cardan.accuracy.semantics import measure
 from cardan.accuracy.session import Progress, Run, Session
 from cardan.accuracy.watching import watch
@@ -40,6 +40,7 @@ class Wanted:
         layers: whether fingerprints of layers are made, where the device shows them.
         whole: taps whose whole results are kept.
         noise: whether the noise floor is measured.
+        noise_positions: most scored positions that it is measured on.
         greedy: whether free texts are generated.
         semantics: whether request parameters are tried.
     """
@@ -51,12 +52,15 @@ class Wanted:
     layers: bool = True
     whole: tuple[str, ...] = ()
     noise: bool = True
+    noise_positions: int = POSITIONS
     greedy: bool = True
     semantics: bool = True
 
     def __post_init__(self) -> None:
         if not 1 <= self.top <= MOST_TOP:
             raise ConfigError(f"--top must be between 1 and {MOST_TOP}, got {self.top}.")
+        if self.noise_positions < 8:
+            raise ConfigError(f"--noise-positions must be at least 8, got {self.noise_positions}.")
 
 
 def make_cases(wanted: Wanted, tokenizer: Tokenizer | None) -> tuple[Case, ...]:
@@ -130,7 +134,7 @@ def record_session(
         greedy = run.generate(cases) if wanted.greedy else [None] * len(cases)
         notes = (_what_ran(run, cases), *plan.notes)
     layers, whole = _layers(session, cases, wanted)
-    noise = noise_floor(session, cases, top, progress) if wanted.noise else {}
+    noise = noise_floor(session, cases, top, progress, wanted.noise_positions) if wanted.noise else {}
     recorded = tuple(
         Recorded(
             case=case,
@@ -179,7 +183,7 @@ def _layers(
     taps: dict[str, Any] = results[0]
     unknown = [tap for tap in wanted.whole if tap not in taps]
     if unknown:
-        raise ConfigError(f"--whole-layers names {unknown[0]!r}, expected some of {', '.join(taps)}.")
+        raise ConfigError(f"--whole-layer names {unknown[0]!r}, expected some of {', '.join(taps)}.")
     whole = {
         f"{case.name}/{tap}": result[tap] for case, result in zip(cases, results, strict=True) for tap in wanted.whole
     }

@@ -39,6 +39,28 @@ class Scores:
         """How many positions."""
         return int(self.logprobs.shape[0])
 
+    def check(self, name: str) -> None:
+        """See that every position has numbers; without, a comparison would find no difference.
+
+        Args:
+            name: of the prompt, for the message.
+
+        Raises:
+            CardanError: a logprob is NaN, or a position lacks something.
+        """
+        rows = {array.shape[:1] for array in (self.logprobs, self.top_ids, self.top_logprobs, self.rest)}
+        if len(rows) > 1 or self.top_ids.shape != self.top_logprobs.shape or self.top_ids.ndim != 2:
+            raise CardanError(f"Prompt {name!r}: logprobs, likeliest tokens and the rest are of other positions.")
+        # A token that is masked has a logprob of -inf; the one that stands there, and the likeliest, cannot.
+        bad = ~np.isfinite(self.logprobs) | np.isnan(self.rest) | np.isnan(self.top_logprobs).any(axis=1)
+        bad |= ~np.isfinite(self.top_logprobs[:, 0])
+        if bad.any():
+            raise CardanError(
+                f"Prompt {name!r}: logprobs of {int(bad.sum())} of {self.num_positions} positions are no finite "
+                f"numbers, first of the one scored as number {int(bad.argmax())}. What computed them overflows or is "
+                "broken: try --dtype float32, and `cardan conform` for the platform."
+            )
+
     def first(self, count: int) -> Scores:
         """The same of the first positions only."""
         return Scores(
@@ -84,18 +106,20 @@ def score_rows(entries: Sequence[TokenLogprobs | None], expected: int, name: str
     """Scores from an engine's logprobs, one entry per position.
 
     Raises:
-        CardanError: some are missing.
+        CardanError: some are missing, or no numbers.
     """
     there = [entry for entry in entries if entry is not None and entry.top]
     if len(there) != expected:
         raise CardanError(f"Prompt {name!r}: logprobs of {len(there)} positions came, expected {expected}.")
     top = np.asarray([[value for _, value in entry.top] for entry in there], dtype=np.float64)
-    return Scores(
+    found = Scores(
         logprobs=np.asarray([entry.logprob for entry in there], np.float32),
         top_ids=np.asarray([[token for token, _ in entry.top] for entry in there], np.int32),
         top_logprobs=top.astype(np.float32),
         rest=rest_of(top),
     )
+    found.check(name)
+    return found
 
 
 def from_logits(logits: npt.NDArray[np.floating], targets: Sequence[int], top: int) -> Scores:

@@ -94,7 +94,12 @@ def noise_band(
         sides = [worst(noise) for noise in (ours, theirs) if noise]
         band = {name: max(*(side[name] for side in sides), low) for name, low in RESOLUTION.items()}
         known = "both sides" if ours and theirs else "one side only"
-        return band, f"measured on {known}"
+        counts = [
+            f"{max(spread.get('positions', 0) for spread in noise.values()):.0f} positions of {side.platform}"
+            for noise, side in ((ours, a), (theirs, b))
+            if noise
+        ]
+        return band, f"measured on {known}: {' and '.join(counts)}"
     types = [side.dtype if side.dtype in ASSUMED else "bfloat16" for side in (a, b)]
     return {name: max(ASSUMED[kind][name] for kind in types) for name in RESOLUTION}, (
         f"not measured; assumed for {' and '.join(dict.fromkeys(types))}"

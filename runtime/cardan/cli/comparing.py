@@ -13,13 +13,14 @@ from cardan.accuracy.attribution import attribute
 from cardan.accuracy.cases import bundled_texts, read_texts
 from cardan.accuracy.comparison import Comparison, compare
 from cardan.accuracy.golden import Golden, read_golden
+from cardan.accuracy.noise import POSITIONS
 from cardan.accuracy.recording import TOP, Wanted, record
 from cardan.accuracy.report import render
 from cardan.accuracy.verdict import Verdict
 from cardan.cli.comparison_text import show_comparison, show_record
 from cardan.cli.evaluating import evaluate_command
 from cardan.cli.flags import ENGINE_GROUPS, config_flags, log_level_flag, takes_flags
-from cardan.cli.measuring import Bars, measured_config
+from cardan.cli.measuring import Bars, check_writable, measured_config
 from cardan.cli.terminal import messages, results, set_up_logging
 from cardan.config import EngineConfig
 from cardan.errors import ConfigError
@@ -49,6 +50,7 @@ class RecordFlags:
     ] = ()
     layers: Annotated[bool, Parameter(help="Fingerprint the results of layers.")] = True
     noise: Annotated[bool, Parameter(help="Measure this platform's own variation.")] = True
+    noise_positions: Annotated[int, Parameter(help="Most positions that it is measured on.")] = POSITIONS
     semantics: Annotated[bool, Parameter(help="Try whether draws follow request parameters.")] = True
     source: Annotated[
         str,
@@ -66,6 +68,7 @@ class RecordFlags:
             layers=self.layers,
             whole=self.whole_layer,
             noise=self.noise,
+            noise_positions=self.noise_positions,
             semantics=self.semantics,
         )
 
@@ -78,12 +81,18 @@ class CompareFlags:
     json_file: Annotated[Path | None, Parameter(name="--json", help="Write all numbers to this file.")] = None
     html_file: Annotated[Path | None, Parameter(name="--html", help="Write a page to this file.")] = None
     noise: Annotated[bool, Parameter(help="Measure this platform's own variation.")] = True
+    noise_positions: Annotated[int, Parameter(help="Most positions that it is measured on.")] = POSITIONS
     semantics: Annotated[bool, Parameter(help="Try whether draws follow request parameters.")] = True
     attribute: Annotated[bool, Parameter(negative="", help="Find out which feature carries a difference.")] = False
 
     def without_effect(self) -> list[str]:
         """Flags that were given and need an engine."""
-        given = {"--no-noise": not self.noise, "--no-semantics": not self.semantics, "--attribute": self.attribute}
+        given = {
+            "--no-noise": not self.noise,
+            "--noise-positions": self.noise_positions != POSITIONS,
+            "--no-semantics": not self.semantics,
+            "--attribute": self.attribute,
+        }
         return [flag for flag, is_given in given.items() if is_given]
 
 
@@ -96,6 +105,7 @@ def record_command(
     **values: Any,
 ) -> int:
     """Run prompts through an engine as it serves, and keep what the model said in one file."""
+    check_writable(out=out)
     config = measured_config(values)
     console = messages()
     set_up_logging(config.server.log_level, console)
@@ -138,6 +148,7 @@ def compare_command(
     **values: Any,
 ) -> int:
     """Compare a record with an engine run here, or with a second record; exits with 0, 3 (drift) or 4 (different)."""
+    check_writable(json=flags.json_file, html=flags.html_file)
     truth = read_golden(golden)
     if other is not None:
         _check_alone(values, flags)
@@ -173,17 +184,25 @@ def run_again(truth: Golden, config: EngineConfig, bars: Bars, flags: CompareFla
         top=truth.top,
         layers=truth.layers is not None,
         noise=flags.noise,
+        noise_positions=flags.noise_positions,
         semantics=flags.semantics,
     )
     return record(config, wanted, bars)
 
 
 def write(compared: Comparison, json_file: Path | None, html_file: Path | None) -> None:
-    """Write a comparison where that was asked."""
-    if html_file is not None:
-        html_file.write_text(render(compared), encoding="utf-8")
-    if json_file is not None:
-        json_file.write_text(json.dumps(compared.to_json(), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    """Write a comparison where that was asked.
+
+    Raises:
+        ConfigError: a file cannot be written.
+    """
+    try:
+        if html_file is not None:
+            html_file.write_text(render(compared), encoding="utf-8")
+        if json_file is not None:
+            json_file.write_text(json.dumps(compared.to_json(), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{error.filename} cannot be written: {error.strerror}. Choose another place.") from error
 
 
 def _check_alone(values: dict[str, Any], flags: CompareFlags) -> None:

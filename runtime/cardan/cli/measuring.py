@@ -5,6 +5,7 @@ It knows no record, no comparison and no score.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -12,9 +13,25 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 
 from cardan.cli.flags import read_config
 from cardan.config import EngineConfig
+from cardan.errors import ConfigError
 
 CHUNK = 128
 """Prefill chunks where the user names none: long prompts of the bundled set take several."""
+
+
+def check_writable(**files: Path | None) -> None:
+    """See that files can be written before anything runs for long.
+
+    Args:
+        files: by flag, such as ``html=path``; None where it was not given.
+
+    Raises:
+        ConfigError: a file's folder is missing, or a folder stands in its place.
+    """
+    for flag, path in files.items():
+        if path is not None and (path.is_dir() or not path.absolute().parent.is_dir()):
+            what = "is a folder" if path.is_dir() else f"is in {path.parent}, which is no folder"
+            raise ConfigError(f"--{flag} {path} {what}. Name a file in a folder that is there.")
 
 
 class Bars:

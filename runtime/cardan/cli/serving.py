@@ -21,9 +21,13 @@ if TYPE_CHECKING:
 @takes_flags(config_flags(GROUPS))
 def serve(**values: Any) -> int:
     """Serve a model over HTTP (OpenAI and native endpoints)."""
+    return serve_config(read_config(values))
+
+
+def serve_config(config: EngineConfig) -> int:
+    """Serve until a signal or the engine's end; returns the exit code."""
     from cardan.engine.children import Children
 
-    config = read_config(values)
     children = Children()
     try:
         return _serve(config, children)
