@@ -1,11 +1,15 @@
-"""Makes Triton's interpreter, on which kernels run where there is no GPU, compute in bfloat16 as GPUs do.
+"""Makes Triton's interpreter, on which kernels run where there is no GPU, compute in bfloat16 as GPUs do, and sooner.
 
-It knows no kernel. As it comes, the interpreter cuts float32 off where it makes bfloat16 of it, and multiplies matrices
-of bfloat16 as if their bit patterns were whole numbers.
+It knows no kernel. As it comes, the interpreter cuts float32 off where it makes bfloat16 of it, multiplies matrices
+of bfloat16 as if their bit patterns were whole numbers, and puts its operations into ``triton.language`` anew for each
+call of a function within a kernel, which takes longer than most such functions. For each sum and product of whole
+numbers it works out by a dozen operations whether they overflow, and uses the answer only where it debugs.
 """
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -14,9 +18,13 @@ from triton.runtime import interpreter
 
 from cardan_kernels.launching import interpreted
 
+_LANGUAGE = (tl, tl.core)
+_in_place: set[int] = set()
+"""Modules of ``_LANGUAGE`` that hold the interpreter's operations since the kernel that runs was launched."""
+
 
 def repair() -> None:
-    """Put both right in this process; may be called again, and does nothing where kernels are compiled."""
+    """Put all of it right in this process; may be called again, and does nothing where kernels are compiled."""
     builder = interpreter.InterpreterBuilder
     if not interpreted() or getattr(builder, "rounds_bfloat16", False):
         return
@@ -41,6 +49,57 @@ def repair() -> None:
 
     builder.cast_impl, builder.create_dot = rounded_cast, wide_dot
     builder.rounds_bfloat16 = True
+    interpreter.GridExecutor.__call__ = _launching(interpreter.GridExecutor.__call__)
+    interpreter.InterpretedFunction.__call__ = _called_within(interpreter.InterpretedFunction.__call__)
+    semantic = interpreter.interpreter_semantic
+    semantic.binary_op_sanitize_overflow_impl = _overflow_check(semantic.binary_op_sanitize_overflow_impl)
+
+
+def _launching(launch: Callable[..., Any]) -> Callable[..., Any]:
+    """Launch a kernel, at whose end its operations are taken out of the language again."""
+
+    @functools.wraps(launch)
+    def anew(self: Any, *args: Any, **kwargs: Any) -> Any:
+        _in_place.clear()
+        try:
+            return launch(self, *args, **kwargs)
+        finally:
+            _in_place.clear()
+
+    return anew
+
+
+def _called_within(call: Callable[..., Any]) -> Callable[..., Any]:
+    """Call a function of a kernel; only the first call since a launch puts operations into the modules that it sees."""
+
+    @functools.wraps(call)
+    def once(self: Any, *args: Any, **kwargs: Any) -> Any:
+        seen = _modules_seen(self.fn)
+        if not seen <= _in_place:
+            result = call(self, *args, **kwargs)
+            _in_place.update(seen)
+            return result
+        return self.rewrite()(*args, **kwargs)
+
+    return once
+
+
+def _overflow_check(check: Callable[..., None]) -> Callable[..., None]:
+    """Work out whether whole numbers overflow only where the answer is used."""
+
+    @functools.wraps(check)
+    def checked(*operation: Any) -> None:
+        if interpreter.interpreter_builder.options.debug:
+            check(*operation)
+
+    return checked
+
+
+@functools.cache
+def _modules_seen(function: Callable[..., Any]) -> frozenset[int]:
+    """Which modules of the language a function's own module names."""
+    named = [id(value) for value in function.__globals__.values()]
+    return frozenset(id(module) for module in _LANGUAGE if id(module) in named)
 
 
 def narrowed(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
