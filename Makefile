@@ -158,6 +158,7 @@ accuracy: $(VENV)/installed-test $(NATIVE) $(CARDAN_CACHE)/fetched
 HARNESS := $(VENV)/lm-eval/bin/lm_eval
 HARNESS_OUT := $(CARDAN_CACHE)/lm-eval
 accuracy-harness: $(VENV)/installed-test $(NATIVE) $(VENV)/installed-harness $(CARDAN_CACHE)/fetched
+	@mkdir -p $(HARNESS_OUT)
 	HF_HOME=$(HARNESS_OUT)/huggingface $(BIN)/cardan accuracy eval --harness $(abspath $(HARNESS)) \
 		$(addprefix --harness-tasks ,$(or $(T),cardan_choices cardan_answers)) $(if $(I),--harness-folder $(I)) \
 		$(if $(CHAT),--harness-chat) --harness-out $(HARNESS_OUT) --out $(HARNESS_OUT)/$(P).json \

@@ -93,6 +93,17 @@ def test_files_of_the_first_version_are_read(tmp_path: Path) -> None:
     assert (found["perplexity"].measure, found["choices"].measure) == ("perplexity", "share")
 
 
+def test_a_mean_is_paired_with_values_that_happen_to_be_0_and_1() -> None:
+    sides = [
+        Evaluation(maker=MAKER, outcomes={"t/f1": Outcome(values=values, measure=measure, items="a")})
+        for values, measure in (((0.5, 0.25, 0.75) * 40, "mean"), ((0.0,) * 120, "share"))
+    ]
+    (found,) = pair(*sides)
+    assert (found.measure, found.p) == ("mean", None)
+    assert found.difference.value == pytest.approx(-0.5)
+    assert found.differs
+
+
 def test_items_of_another_task_are_not_paired() -> None:
     sides = [Evaluation(maker=MAKER, outcomes={"t/acc": Outcome(values=(1.0,), items=items)}) for items in "ab"]
     with pytest.raises(GoldenFileError, match=r"have other items in t/acc\. Run both anew, with the same tasks"):

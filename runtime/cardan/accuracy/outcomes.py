@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -203,7 +203,15 @@ def common_sets(ours: Iterable[str], theirs: Iterable[str]) -> tuple[str, ...]:
     return names
 
 
+def _of_one_measure(ours: Outcome, theirs: Outcome) -> tuple[Outcome, Outcome]:
+    """Two means where one side's values happen to be 0 and 1 only, as where a broken platform has all of them 0."""
+    if {ours.measure, theirs.measure} == {"share", "mean"}:
+        return replace(ours, measure="mean"), replace(theirs, measure="mean")
+    return ours, theirs
+
+
 def _paired(name: str, ours: Outcome, theirs: Outcome) -> Paired:
+    ours, theirs = _of_one_measure(ours, theirs)
     a, b = (np.asarray(side.values, np.float64) for side in (ours, theirs))
     if len(a) != len(b):
         raise GoldenFileError(
