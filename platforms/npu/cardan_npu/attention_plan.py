@@ -156,5 +156,7 @@ def _on_device(host: HostRows, pool: NpuKVPool) -> Rows:
     device, mask = pool.tables.device, None
     if host.hidden is not None and host.hidden.any():
         mask = torch.from_numpy(host.hidden[:, None, None]).to(device)
-    parts = rows_by_call(host.lengths, pool.page_size, pool.num_pages)
+    # a dry run's only page stands for as many as its rows have, so that the step is measured in the calls of serving
+    most = pool.num_pages if pool.num_pages > 1 else sum(host.lengths)
+    parts = rows_by_call(host.lengths, pool.page_size, most)
     return Rows(torch.from_numpy(host.blocks).to(device), host.lengths, mask, parts)

@@ -191,8 +191,10 @@ def test_a_dry_run_over_the_padding_page_alone_is_taken(device):
     setup.pool.host_tables[:] = 0
     step = prompts([300, 129], [300, 129], setup.slots)
     ids = device.ops.from_host(np.arange(429, dtype=np.int32) % 64)
-    out = setup.step(ids, device.ops.from_host(step.positions), setup.backend.plan(step))
+    plan = setup.backend.plan(step)
+    out = setup.step(ids, device.ops.from_host(step.positions), plan)
     assert np.isfinite(device.ops.to_host(out)).all()
+    assert plan.rows((0, None)).parts == (slice(0, 2),), "one call, as over a pool that has the pages"
 
 
 @pytest.mark.parametrize("kind", ["full", "both"])
