@@ -125,7 +125,10 @@ def test_a_comparison_is_kept_where_attribution_fails(
         (["compare", "{golden}", "{golden}", "--platform", "mlx"], 2, "without an engine, so --platform has no effect"),
         (["compare", "{golden}", "{golden}", "--no-noise"], 2, "so --no-noise has no effect"),
         (["compare", "{folder}/absent"], 1, "There is no file"),
+        (["compare", "{golden}", "{golden}", "--noise-positions", "240"], 2, "so --noise-positions has no effect"),
+        (["compare", "{golden}", "--no-noise", "--noise-positions", "40"], 2, "With --no-noise, --noise-positions has"),
         (["record", "--out", "x", "--top", "0"], 2, "--top must be between 1 and 128, got 0"),
+        (["record", "--out", "x", "--no-noise", "--noise-positions", "9"], 2, "With --no-noise, --noise-positions has"),
     ],
 )
 def test_wrong_uses_say_what_to_do(

@@ -50,7 +50,9 @@ class RecordFlags:
     ] = ()
     layers: Annotated[bool, Parameter(help="Fingerprint the results of layers.")] = True
     noise: Annotated[bool, Parameter(help="Measure this platform's own variation.")] = True
-    noise_positions: Annotated[int, Parameter(help="Most positions that it is measured on.")] = POSITIONS
+    noise_positions: Annotated[
+        int | None, Parameter(help=f"Most positions that it is measured on, {POSITIONS} by default.")
+    ] = None
     semantics: Annotated[bool, Parameter(help="Try whether draws follow request parameters.")] = True
     source: Annotated[
         str,
@@ -68,7 +70,7 @@ class RecordFlags:
             layers=self.layers,
             whole=self.whole_layer,
             noise=self.noise,
-            noise_positions=self.noise_positions,
+            noise_positions=_noise_positions(self),
             semantics=self.semantics,
         )
 
@@ -81,7 +83,9 @@ class CompareFlags:
     json_file: Annotated[Path | None, Parameter(name="--json", help="Write all numbers to this file.")] = None
     html_file: Annotated[Path | None, Parameter(name="--html", help="Write a page to this file.")] = None
     noise: Annotated[bool, Parameter(help="Measure this platform's own variation.")] = True
-    noise_positions: Annotated[int, Parameter(help="Most positions that it is measured on.")] = POSITIONS
+    noise_positions: Annotated[
+        int | None, Parameter(help=f"Most positions that it is measured on, {POSITIONS} by default.")
+    ] = None
     semantics: Annotated[bool, Parameter(help="Try whether draws follow request parameters.")] = True
     attribute: Annotated[bool, Parameter(negative="", help="Find out which feature carries a difference.")] = False
 
@@ -89,7 +93,7 @@ class CompareFlags:
         """Flags that were given and need an engine."""
         given = {
             "--no-noise": not self.noise,
-            "--noise-positions": self.noise_positions != POSITIONS,
+            "--noise-positions": self.noise_positions is not None,
             "--no-semantics": not self.semantics,
             "--attribute": self.attribute,
         }
@@ -177,6 +181,19 @@ def _attributed(truth: Golden, compared: Comparison, config: EngineConfig, flags
         raise
 
 
+def _noise_positions(flags: RecordFlags | CompareFlags) -> int:
+    """Most positions that the noise floor is measured on.
+
+    Raises:
+        ConfigError: they are given, and no floor is measured.
+    """
+    if flags.noise_positions is None:
+        return POSITIONS
+    if not flags.noise:
+        raise ConfigError("With --no-noise, --noise-positions has no effect. Drop one of them.")
+    return flags.noise_positions
+
+
 def run_again(truth: Golden, config: EngineConfig, bars: Bars, flags: CompareFlags) -> Golden:
     """A record of the same sequences on another engine."""
     wanted = Wanted(
@@ -184,7 +201,7 @@ def run_again(truth: Golden, config: EngineConfig, bars: Bars, flags: CompareFla
         top=truth.top,
         layers=truth.layers is not None,
         noise=flags.noise,
-        noise_positions=flags.noise_positions,
+        noise_positions=_noise_positions(flags),
         semantics=flags.semantics,
     )
     return record(config, wanted, bars)
