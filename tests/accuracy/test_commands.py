@@ -119,6 +119,22 @@ def test_a_comparison_is_kept_where_attribution_fails(
     assert page.exists()
 
 
+def test_a_verdict_is_shown_even_if_it_cannot_be_kept(
+    recorded, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device", "n.json")
+
+    golden = tmp_path / "g.cardan"
+    recorded(noise=False).write(golden)
+    monkeypatch.setattr(Path, "write_text", full)
+    asked = ["accuracy", "compare", str(golden), str(golden), "--json", str(tmp_path / "n.json")]
+    assert app.run(asked) == 2
+    said = capsys.readouterr()
+    assert "verdict: same within noise" in said.out
+    assert "n.json cannot be written: No space left on device" in " ".join(said.err.split())
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import stat
 import sys
 from collections.abc import Sequence
@@ -20,6 +21,7 @@ from cardan.accuracy.harness import (
     Harness,
     HarnessError,
     find_harness,
+    kept_in,
     read_outcomes,
     run_harness,
     task_folder,
@@ -28,6 +30,7 @@ from cardan.accuracy.harness import (
 from cardan.accuracy.outcomes import read_evaluation, score
 from cardan.accuracy.recording import tokenizer_for
 from cardan.cli import app
+from cardan.cli.measuring import check_writable
 from cardan.config import CacheConfig, EngineConfig, ModelConfig, PlatformConfig
 from cardan.errors import ConfigError
 
@@ -86,6 +89,7 @@ def test_it_is_found_where_it_is_named_or_on_the_path(tmp_path: Path, monkeypatc
         (["--harness-tasks", "a", "--harness", "{folder}/none"], "none is no program that can be run"),
         (["--harness-tasks", "a", "--harness-out", "{file}"], "--harness-out {file} cannot be made: File exists"),
         (["--out", "{folder}/none/x"], "--out {folder}/none/x is in {folder}/none, which is no folder"),
+        (["--out", "{folder}"], "--out {folder} is a folder"),
     ],
 )
 def test_wrong_uses_are_said_before_anything_runs(
@@ -114,6 +118,39 @@ def test_it_is_called_for_completions_and_chats(tmp_path: Path) -> None:
     assert "local-chat-completions" in said
     assert "--apply_chat_template" in said
     assert said[-2:] == ["--limit", "2"]
+    with pytest.raises(HarnessError, match=r"no commas in a model's name, got 'a,b'\. Pass --served-model-name"):
+        harness_of(tmp_path / "lm_eval", tmp_path).command("http://h:1", "a,b", 512)
+
+
+def test_logs_stay_where_a_run_without_a_folder_failed() -> None:
+    with kept_in(None) as fine:
+        (fine / "lm_eval.log").touch()
+    assert not fine.exists()
+    made: list[Path] = []
+
+    def fail(*, logged: bool) -> None:
+        with kept_in(None) as folder:
+            made.append(folder)
+            if logged:
+                (folder / "lm_eval.log").touch()
+            raise HarnessError("it failed")
+
+    for logged in (True, False):
+        with pytest.raises(HarnessError):
+            fail(logged=logged)
+        assert made[-1].exists() is logged
+    shutil.rmtree(made[0])
+
+
+def test_a_file_that_may_not_be_written_is_said_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Path] = []
+    monkeypatch.setattr("os.access", lambda path, _mode: asked.append(Path(path)))
+    with pytest.raises(ConfigError, match=r"--out .*may not be written\. Name a file"):
+        check_writable(out=tmp_path / "new")
+    (tmp_path / "old").touch()
+    with pytest.raises(ConfigError, match="may not be written"):
+        check_writable(out=tmp_path / "old")
+    assert asked == [tmp_path, tmp_path / "old"]
 
 
 def test_every_metric_of_items_is_read(tmp_path: Path) -> None:

@@ -78,6 +78,7 @@ def test_other_methods_are_refused_for_it(tmp_path):
         ({"kv_quant_type": "C8"}, "keys and values are C8"),
         ({"group_size": "many"}, "group_size must be a whole number from 0 on, got 'many'"),
         ({"group_size": -32}, "group_size must be a whole number from 0 on, got -32"),
+        ({"group_size": True}, "group_size must be a whole number from 0 on, got True"),
     ],
 )
 def test_what_is_not_read_is_refused_with_what_would_work(tmp_path, described, said):

@@ -114,8 +114,10 @@ def _group_size(description: Mapping[str, Any]) -> int:
     Raises:
         CheckpointError: it says no whole number.
     """
-    size = description.get("group_size") or 0
-    if not isinstance(size, int) or size < 0:
+    size = description.get("group_size")
+    if size is None:
+        return 0
+    if not isinstance(size, int) or isinstance(size, bool) or size < 0:
         raise CheckpointError(f"{DESCRIPTION}: group_size must be a whole number from 0 on, got {size!r}. {_CHOOSE}")
     return size
 

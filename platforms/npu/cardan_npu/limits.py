@@ -13,7 +13,7 @@ MOST_DIM = 256
 MOST_SHARED = 64
 MOST_HEADS = 256
 MOST_ROWS = 4096
-"""Of a call."""
+"""Sequences of one call."""
 MOST_WIDTH = 65535
 MOST_ELEMENTS = 2**31 - 1
 """Of a layer's keys, of which there are as many as of its values."""

@@ -71,7 +71,14 @@ class Harness:
             url: of the server, without ``/v1``.
             model: as the server names it.
             max_length: tokens of its context.
+
+        Raises:
+            HarnessError: the model's name has a comma, which separates arguments.
         """
+        if "," in model:
+            raise HarnessError(
+                f"lm-evaluation-harness takes no commas in a model's name, got {model!r}. Pass --served-model-name."
+            )
         kind, route = ("local-chat-completions", "chat/completions")
         if not self.chat:
             kind, route = ("local-completions", "completions")
@@ -128,6 +135,7 @@ def task_folder(named: Path | None) -> Path:
     """
     if named is None:
         return Path(str(resources.files("cardan.accuracy").joinpath(BUNDLED)))
+    named = named.expanduser()
     if not named.is_dir():
         raise ConfigError(f"--harness-folder {named} is no folder. Name one with task files (.yaml) and their data.")
     return named.absolute()
@@ -137,13 +145,22 @@ def task_folder(named: Path | None) -> Path:
 def kept_in(named: Path | None) -> Iterator[Path]:
     """The folder that is named, made where it is missing, else one that is removed after.
 
+    Where what was run failed, a folder with logs stays, since the error names them.
+
     Raises:
         ConfigError: it cannot be made.
     """
     if named is None:
-        with tempfile.TemporaryDirectory(prefix="cardan-harness-") as made:
-            yield Path(made)
+        made = Path(tempfile.mkdtemp(prefix="cardan-harness-"))
+        done = False
+        try:
+            yield made
+            done = True
+        finally:
+            if done or not any(made.iterdir()):
+                shutil.rmtree(made)
         return
+    named = named.expanduser()
     try:
         named.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -50,14 +50,16 @@ class Scores:
         """
         rows = {array.shape[:1] for array in (self.logprobs, self.top_ids, self.top_logprobs, self.rest)}
         if len(rows) > 1 or self.top_ids.shape != self.top_logprobs.shape or self.top_ids.ndim != 2:
-            raise CardanError(f"Prompt {name!r}: logprobs, likeliest tokens and the rest are of other positions.")
+            raise CardanError(
+                f"Prompt {name!r}: logprobs, likeliest tokens and the rest have different numbers of positions."
+            )
         # A token that is masked has a logprob of -inf; the one that stands there, and the likeliest, cannot.
         bad = ~np.isfinite(self.logprobs) | np.isnan(self.rest) | np.isnan(self.top_logprobs).any(axis=1)
         bad |= ~np.isfinite(self.top_logprobs[:, 0])
         if bad.any():
             raise CardanError(
                 f"Prompt {name!r}: logprobs of {int(bad.sum())} of {self.num_positions} positions are no finite "
-                f"numbers, first of the one scored as number {int(bad.argmax())}. What computed them overflows or is "
+                f"numbers, the first at index {int(bad.argmax())}. What computed them overflows or is "
                 "broken: try --dtype float32, and `cardan conform` for the platform."
             )
 

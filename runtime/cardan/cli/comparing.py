@@ -165,8 +165,8 @@ def compare_command(
             compared = compare(truth, run_again(truth, config, bars, flags))
         if flags.attribute:
             compared = _attributed(truth, compared, config, flags)
-    write(compared, flags.json_file, flags.html_file)
     show_comparison(results(), compared)
+    write(compared, flags.json_file, flags.html_file)
     return EXIT_CODES[compared.judgement.verdict]
 
 

@@ -81,7 +81,7 @@ class HarnessFlags:
             raise ConfigError(f"--harness-limit must be at least 1, got {self.harness_limit}.")
 
     def harness_in(self, out: Path) -> Harness:
-        """The same, looked for and read.
+        """What they name: the program, its tasks and the folder of its files.
 
         Raises:
             ConfigError: there is no harness, or no such folder.
@@ -116,9 +116,9 @@ def evaluate_command(
         assert tokenizer is not None, "it is required"
         with Bars(console) as bars:
             done = _evaluated(config, tokenizer, chosen, harness, bars)
+    show_evaluation(results(), done)
     if flags.out is not None:
         done.write(flags.out)
-    show_evaluation(results(), done)
     if other is not None:
         show_pairs(results(), other, done)
     return 0

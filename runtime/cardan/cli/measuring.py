@@ -5,6 +5,7 @@ It knows no record, no comparison and no score.
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +27,21 @@ def check_writable(**files: Path | None) -> None:
         files: by flag, such as ``html=path``; None where it was not given.
 
     Raises:
-        ConfigError: a file's folder is missing, or a folder stands in its place.
+        ConfigError: a file's folder is missing, a folder stands in its place, or it may not be written.
     """
     for flag, path in files.items():
-        if path is not None and (path.is_dir() or not path.absolute().parent.is_dir()):
-            what = "is a folder" if path.is_dir() else f"is in {path.parent}, which is no folder"
+        what = None if path is None else _why_not_writable(path)
+        if what is not None:
             raise ConfigError(f"--{flag} {path} {what}. Name a file in a folder that is there.")
+
+
+def _why_not_writable(path: Path) -> str | None:
+    folder = path.absolute().parent
+    if path.is_dir():
+        return "is a folder"
+    if not folder.is_dir():
+        return f"is in {path.parent}, which is no folder"
+    return None if os.access(path if path.exists() else folder, os.W_OK) else "may not be written"
 
 
 class Bars:

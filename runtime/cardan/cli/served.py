@@ -98,7 +98,7 @@ def _ready(process: SpawnProcess, url: str, log: Path) -> Served:
             _get(f"{url}/ready")
             entry = json.loads(_get(f"{url}/v1/models"))["data"][0]
             return Served(url, entry["id"], entry["max_model_len"])
-        except (urllib.error.URLError, OSError):
+        except OSError:  # which URLError and HTTPError are
             time.sleep(POLL_S)
     raise EngineDeadError(f"The server was not ready after {START_S:g} s. {_end_of(log)}")
 
