@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from accuracy_tiny import tiny_cases, tiny_config
 from cardan.accuracy.cases import Case
 from cardan.accuracy.golden import Golden
 from cardan.accuracy.recording import Wanted, record
+from cardan.testing.tiny_model import write_tiny_model
 
 
 @pytest.fixture(scope="session")
@@ -22,6 +24,18 @@ def cases() -> tuple[Case, ...]:
 @pytest.fixture(scope="session")
 def tiny_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_models.make_tiny("llama", tmp_path_factory.mktemp("llama"))
+
+
+@pytest.fixture(scope="session")
+def model(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny model with a tokenizer whose ids it can take: bytes below its vocabulary."""
+    folder = tmp_path_factory.mktemp("with-tokenizer")
+    written = write_tiny_model(folder / "tokenizer")
+    copied = folder / tiny_llama.name
+    shutil.copytree(tiny_llama, copied)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(written / name, copied / name)
+    return copied
 
 
 Record = Callable[..., Golden]

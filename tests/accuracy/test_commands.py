@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,22 +12,11 @@ from cardan.accuracy.fingerprints import TensorPrint
 from cardan.accuracy.golden import read_golden
 from cardan.cli import app
 from cardan.errors import ModelError
-from cardan.testing.tiny_model import write_tiny_model
 
 TEXTS = [
     {"name": "one", "text": "abc def", "decode": 0.5},
     {"name": "two", "text": "a text of some chunks"},
 ]
-
-
-@pytest.fixture(scope="module")
-def model(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The tiny model with a tokenizer whose ids it can take: bytes below its vocabulary."""
-    folder = tmp_path_factory.mktemp("with-tokenizer")
-    written = write_tiny_model(folder / "tokenizer")
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copy(written / name, tiny_llama / name)
-    return tiny_llama
 
 
 def test_record_and_compare(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

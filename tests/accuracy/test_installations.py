@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-
-from cardan.testing.tiny_model import write_tiny_model
 
 WITHOUT = """
 import sys
@@ -32,14 +29,6 @@ def cardan(absent: tuple[str, ...], *arguments: object) -> subprocess.CompletedP
     """A command line in a process for which some packages are not installed."""
     command = [sys.executable, "-c", WITHOUT.format(absent=absent), *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
-
-
-@pytest.fixture(scope="module")
-def model(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    written = write_tiny_model(tmp_path_factory.mktemp("with-tokenizer") / "tokenizer")
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copy(written / name, tiny_llama / name)
-    return tiny_llama
 
 
 @pytest.mark.slow

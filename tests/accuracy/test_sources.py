@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -23,7 +22,6 @@ from cardan.accuracy.recording import Wanted, record
 from cardan.accuracy.verdict import Verdict
 from cardan.cli import app
 from cardan.errors import CardanError
-from cardan.testing.tiny_model import write_tiny_model
 
 
 def whole_logprobs(model: Path, dtype: str, ids: tuple[int, ...]) -> np.ndarray:
@@ -106,14 +104,6 @@ def server() -> Iterator[str]:
     made.shutdown()
     made.server_close()
     thread.join()
-
-
-@pytest.fixture(scope="module")
-def model(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    written = write_tiny_model(tmp_path_factory.mktemp("models") / "tokenizer")
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copy(written / name, tiny_llama / name)
-    return tiny_llama
 
 
 WANTED = Wanted(texts=(Text(name="a", text="SOME TEXT"),), top=8, noise=False, semantics=False)
