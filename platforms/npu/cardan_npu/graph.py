@@ -9,6 +9,7 @@ host are updated before a replay. A captured graph holds at least one of the dev
 
 from __future__ import annotations
 
+import logging
 from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +22,8 @@ from cardan_npu.attention import NpuAttention
 from cardan_npu.fixed_plan import FixedPlan
 from cardan_npu.memory import TOP_BUCKET
 from cardan_torch import Ladder, row_counts
+
+logger = logging.getLogger(__name__)
 
 SMALL_BUCKETS = (1, 2, 4, 8)
 
@@ -71,6 +74,7 @@ class NpuGraphRunner(GraphRunner):
         self._pool: Any = torch.npu.graph_pool_handle()  # type: ignore[attr-defined]
         self._replayed: Any = torch.npu.Event()  # type: ignore[attr-defined]
         self._under_way = False
+        self._said_eager = False
 
     @property
     def buckets(self) -> tuple[tuple[int, int], ...]:
@@ -80,7 +84,19 @@ class NpuGraphRunner(GraphRunner):
     def can_replay(self, meta: AttentionMeta) -> bool:
         """Whether a step has no more rows than the largest bucket, and the fused operator takes them in one call."""
         count = len(meta.row_ids)
-        return self._ladder.holds(count) and self._in_one_call(meta, self._ladder.size_for(count) - count)
+        if not self._ladder.holds(count):
+            return False
+        if self._in_one_call(meta, self._ladder.size_for(count) - count):
+            return True
+        if not self._said_eager:
+            self._said_eager = True
+            logger.warning(
+                "a decode step of %d rows runs eagerly: with the pages that they share they have more together than "
+                "the KV pool, and one call of npu_fused_infer_attention_score takes no more. Lower "
+                "--max-running-requests, or raise --max-total-tokens where memory allows it.",
+                count,
+            )
+        return False
 
     def _in_one_call(self, meta: AttentionMeta, padding: int) -> bool:
         """Whether rows have no more pages together than the cache; those that fill up have one each."""

@@ -223,11 +223,14 @@ def test_rows_of_a_call_are_bounded(torch_npu):
     assert rows_by_call([300, 300], PAGE, 1) == (slice(0, 1), slice(1, 2))
 
 
-def test_steps_of_more_pages_than_the_cache_has_are_not_replayed(device):
+def test_steps_of_more_pages_than_the_cache_has_are_not_replayed(device, caplog):
     setup = shared(device, "both", 6)
     assert setup.runner.can_replay(meta([128, 256, 129], setup.slots))  # 1 + 2 + 2, and one for the row that fills up
     assert not setup.runner.can_replay(meta([128, 256, 257], setup.slots))
     assert not setup.runner.can_replay(meta([512, 512], setup.slots))
+    (said,) = [record.message for record in caplog.records if "runs eagerly" in record.message]
+    assert said.startswith("a decode step of 3 rows runs eagerly: with the pages that they share")
+    assert "Lower --max-running-requests" in said
     assert shared(device, "torch", 6).runner.can_replay(meta([512, 512], setup.slots))
 
 
