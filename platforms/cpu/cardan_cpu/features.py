@@ -91,8 +91,8 @@ def native_features(variant: str) -> dict[str, Capability]:
         how = _native(_how_multiplied(fmt))
         features[f"weights:{fmt}"] = how if fmt in taken else _emulated("no kernel here takes this format")
     evidence = VERIFIED.get(variant, Evidence.NONE)
-    answers = {name: replace(answer, evidence=evidence) for name, answer in features.items()}
-    return answers | {f"attention:{name}": OF_TORCHS_KERNELS for name in ("torch", IPEX)}
+    features |= {f"attention:{name}": OF_TORCHS_KERNELS for name in ("torch", IPEX)}
+    return {name: replace(answer, evidence=evidence) for name, answer in features.items()}
 
 
 def _how_multiplied(fmt: str) -> str:
