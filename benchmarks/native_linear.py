@@ -1,4 +1,4 @@
-"""Speed of the native linears by format and number of rows, beside reading memory and beside torch's float32 linear.
+"""Speed of the native linears by format and number of rows, beside reading memory and beside torch's own linear.
 
 It knows no model but the shapes of two. Weights are held in as many copies as no cache holds, so that each call reads
 memory as a decode step does. It prints one line for each format, shape, kind of activations and number of rows; GB/s
@@ -18,6 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 import cardan_native
 from cardan.platform import LinearSpec
@@ -72,38 +73,47 @@ def random_view(fmt: str, shape: tuple[int, int], rng: np.random.Generator) -> T
     return TensorView("random", fmt, shape, raw.data)
 
 
-def linear_times(native: Any, fmt: str, shape: tuple[int, int], activations: str, rows: Sequence[int]) -> list[str]:
+def activations_of(rng: np.random.Generator, shape: tuple[int, int], dtype: str) -> npt.NDArray[Any]:
+    """Random numbers of a type; bfloat16 stands in uint16."""
+    values = rng.normal(size=shape).astype(np.float32)
+    return values if dtype == "float32" else (values.view(np.uint32) >> 16).astype(np.uint16)
+
+
+def linear_times(
+    native: Any, fmt: str, shape: tuple[int, int], activations: str, rows: Sequence[int], dtype: str
+) -> list[str]:
     """One line for each number of rows."""
     rng = np.random.default_rng(0)
     view = random_view(fmt, shape, rng)
-    spec = LinearSpec(name="w", out_features=shape[0], in_features=shape[1], dtype="float32")
+    spec = LinearSpec(name="w", out_features=shape[0], in_features=shape[1], dtype=dtype)
     method = NativeLinear(native, activations)
     weights = [method.pack((view,), spec, None)]
     weights += [method.pack((view,), spec, None) for _ in range(COPIES_BYTES // weights[0].num_bytes)]
     lines = []
     for count in rows:
-        x = native.Tensor.from_bits(rng.normal(size=(count, shape[1])).astype(np.float32), "float32")
+        x = native.Tensor.from_bits(activations_of(rng, (count, shape[1]), dtype), dtype)
         turn = iter(range(1 << 30))
         seconds = median_s(lambda x=x, turn=turn: weights[next(turn) % len(weights)].apply(x))
         lines.append(_line(f"{fmt:16} {activations:6}", shape, count, seconds, weights[0].num_bytes))
     return lines
 
 
-def torch_times(shape: tuple[int, int], rows: Sequence[int], threads: int) -> list[str]:
-    """As ``linear_times``, of torch's float32 linear; nothing where torch is not installed."""
+def torch_times(shape: tuple[int, int], rows: Sequence[int], threads: int, dtype: str) -> list[str]:
+    """As ``linear_times``, of torch's own linear; nothing where torch is not installed."""
     try:
         import torch
     except ImportError:
         return []
     torch.set_num_threads(threads)
-    num_bytes = 4 * shape[0] * shape[1]
-    weights = [torch.randn(shape) for _ in range(1 + COPIES_BYTES // num_bytes)]
+    of = getattr(torch, dtype)
+    num_bytes = of.itemsize * shape[0] * shape[1]
+    weights = [torch.randn(shape, dtype=of) for _ in range(1 + COPIES_BYTES // num_bytes)]
     lines = []
     for count in rows:
-        x, turn = torch.randn((count, shape[1])), iter(range(1 << 30))
+        x, turn = torch.randn((count, shape[1]), dtype=of), iter(range(1 << 30))
         with torch.inference_mode():
             seconds = median_s(lambda x=x, turn=turn: torch.nn.functional.linear(x, weights[next(turn) % len(weights)]))
-        lines.append(_line(f"{'torch F32':16} {'float':6}", shape, count, seconds, num_bytes))
+        lines.append(_line(f"{'torch ' + dtype:16} {'float':6}", shape, count, seconds, num_bytes))
     return lines
 
 
@@ -124,6 +134,7 @@ def main() -> None:
     parser.add_argument("--variant", choices=cardan_native.available(), default=cardan_native.chosen())
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--formats", nargs="+", default=["Q4_0", "Q4_1", "Q4_K", "Q6_K", "Q8_0", "BF16", "F32"])
+    parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32", help="of what is multiplied")
     parser.add_argument("--activations", nargs="+", choices=ROUNDINGS, default=list(ROUNDINGS))
     parser.add_argument("--shapes", nargs="+", choices=list(SHAPES), default=list(SHAPES))
     parser.add_argument("--rows", nargs="+", type=int, default=[1, 8, 32, 512])
@@ -139,9 +150,9 @@ def main() -> None:
                 continue
             quantized = FORMATS[fmt].block_elements > 1
             for activations in options.activations if quantized else ["float"]:
-                for line in linear_times(native, fmt, SHAPES[name], activations, options.rows):
+                for line in linear_times(native, fmt, SHAPES[name], activations, options.rows, options.dtype):
                     _say(line)
-        for line in torch_times(SHAPES[name], options.rows, options.threads):
+        for line in torch_times(SHAPES[name], options.rows, options.threads, options.dtype):
             _say(line)
     _say(f"reading memory again: {read_speed(options.threads):.1f} GB/s")
 

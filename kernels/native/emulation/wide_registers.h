@@ -41,6 +41,9 @@ struct Floats {
 struct Bytes {
   uint8_t lanes[64];
 };
+struct Words {
+  int16_t lanes[32];
+};
 
 template <class From, class Register>
 inline __m512i widened(Register from) {
@@ -108,6 +111,15 @@ inline __m512i all_equal(int32_t value) {
   for (int lane = 0; lane < 16; ++lane)
     for (int i = 4 * lane; i < 4 * lane + 4; ++i)
       out.lanes[lane] += left.lanes[i] * static_cast<int8_t>(right.lanes[i]);
+  return reinterpreted<__m512i>(out);
+}
+
+// VPDPWSSD: two products of signed words, added without saturation.
+[[gnu::noinline]] inline __m512i dot_words(__m512i sums, __m512i a, __m512i b) {
+  auto out = reinterpreted<Ints>(sums);
+  const auto left = reinterpreted<Words>(a), right = reinterpreted<Words>(b);
+  for (int lane = 0; lane < 16; ++lane)
+    for (int i = 2 * lane; i < 2 * lane + 2; ++i) out.lanes[lane] += left.lanes[i] * right.lanes[i];
   return reinterpreted<__m512i>(out);
 }
 
@@ -254,6 +266,7 @@ inline void multiply_tiles(int sums, int a, int b, Add add) {
 #define _mm512_cvtps_ph(value, rounding) emulation::floats_to_halves(value)
 #define _mm512_dpbf16_ps emulation::dot_bf16
 #define _mm512_dpbusd_epi32 emulation::dot_bytes
+#define _mm512_dpwssd_epi32 emulation::dot_words
 #define _mm512_fmadd_ps emulation::multiplied_and_added
 #define _mm512_set1_epi32 emulation::all_equal
 #define _mm512_set1_ps emulation::same_floats

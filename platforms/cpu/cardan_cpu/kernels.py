@@ -19,7 +19,7 @@ KINDS = ("auto", NATIVE, TORCH)
 VERIFIED = {
     "portable": Evidence.HARDWARE,
     "avx2": Evidence.HARDWARE,
-    "avx512": Evidence.SIMULATOR,
+    "avx512": Evidence.HARDWARE,
     "amx": Evidence.SIMULATOR,
 }
 """How the tests of each variant of the native kernels have been run: on a processor that has its instructions, or with

@@ -74,8 +74,8 @@ int64_t tile_tokens(const AttentionStep& step);
 void attend_split(const AttentionStep& step, const AttentionSchedule& schedule, const AttentionTask& task,
                   float* partials);
 void attend_tile(const AttentionStep& step, const AttentionSchedule& schedule, const AttentionTask& task);
-// Likewise by tile registers, for bfloat16 queries over bfloat16 keys on processors that have them.
-bool takes_bf16_tiles(const AttentionStep& step);
+// Likewise for bfloat16 queries over bfloat16 keys, on processors that multiply pairs of these.
+bool takes_bf16_pairs(const AttentionStep& step);
 void attend_bf16_tile(const AttentionStep& step, const AttentionSchedule& schedule, const AttentionTask& task);
 void merge_splits(const AttentionStep& step, const AttentionSchedule& schedule, const AttentionMerge& merge,
                   const float* partials);

@@ -206,7 +206,7 @@ void attend(const AttentionStep& step, const ScheduledRow& row, const AttentionT
 }  // namespace
 
 void attend_tile(const AttentionStep& step, const AttentionSchedule& schedule, const AttentionTask& task) {
-  if (takes_bf16_tiles(step)) return attend_bf16_tile(step, schedule, task);
+  if (takes_bf16_pairs(step)) return attend_bf16_tile(step, schedule, task);
   with_stored(step.kv_dtype, "attention", [&]<class T>(T) { attend<T>(step, schedule.rows[task.index], task); });
 }
 

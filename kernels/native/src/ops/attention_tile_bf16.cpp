@@ -1,19 +1,20 @@
-// Attention of a tile of bfloat16 queries over bfloat16 keys and values by tile registers: products are exact and sums
-// float32, with numbers below the smallest normal one taken for 0. Scores stay in float32; a query's weights of keys
-// are rounded to bfloat16 before values are weighed by them.
+// Attention of a tile of bfloat16 queries over bfloat16 keys and values by instructions that multiply pairs of these, or
+// tiles of pairs: products are exact and sums float32, with numbers below the smallest normal one taken for 0. Scores
+// stay in float32; a query's weights of keys are rounded to bfloat16 before values are weighed by them.
 //
-// A tile register holds 16 rows of 64 bytes: of queries or weights 16 of them by 32 columns, of keys or values 16 pairs
-// of rows by 16 columns, each pair side by side as the product wants it.
+// A tile, in a register where there are such, holds 16 rows of 64 bytes: of queries or weights 16 of them by 32 columns,
+// of keys or values 16 pairs of rows by 16 columns, each pair side by side as the product wants it.
 
 #include <cstring>
 #include <iterator>
 
 #include "ops/attention_block.h"
 #include "ops/linear_tiles.h"
+#include "ops/pair_products.h"
 
 namespace cardan_native {
 
-#if defined(__AMX_BF16__)
+#if defined(__AVX512BF16__)
 
 namespace {
 
@@ -115,6 +116,16 @@ void gather_value_tiles(const AttentionStep& step, const KeyBlock& block, int64_
     }
 }
 
+// Weights in bfloat16, 0 for keys that are not there.
+void round_weights(const Bf16Tile& tile, int64_t first, int64_t queries, int64_t count) {
+  for (int64_t query = first; query < first + queries; ++query)
+    for (int64_t key = 0; key < kBlockKeys; key += kLanes)
+      store(tile.weights + query * kBlockKeys + key,
+            key < count ? load(tile.state.scores + query * kBlockKeys + key) : splat(0.0f));
+}
+
+#if defined(__AMX_BF16__)
+
 // Scores of 16 queries and all keys of the block.
 void score(const Bf16Tile& tile, const bf16* q, float* scores) {
   const int64_t steps = tile.k_width / kDepth;
@@ -168,14 +179,6 @@ void gather_last(const Bf16Tile& tile, const bf16* weights, int64_t queries, flo
   std::memcpy(values, tile.spare(), bytes);
 }
 
-// Weights in bfloat16, 0 for keys that are not there.
-void round_weights(const Bf16Tile& tile, int64_t first, int64_t queries, int64_t count) {
-  for (int64_t query = first; query < first + queries; ++query)
-    for (int64_t key = 0; key < kBlockKeys; key += kLanes)
-      store(tile.weights + query * kBlockKeys + key,
-            key < count ? load(tile.state.scores + query * kBlockKeys + key) : splat(0.0f));
-}
-
 void scale_values(const Bf16Tile& tile, int64_t first, int64_t queries) {
   for (int64_t query = first; query < first + queries; ++query) {
     const float scale = tile.state.scales[query];
@@ -186,17 +189,15 @@ void scale_values(const Bf16Tile& tile, int64_t first, int64_t queries) {
   }
 }
 
-void attend_block(const AttentionStep& step, const Bf16Tile& tile, const KeyBlock& block, int64_t kv_head) {
-  const int64_t first = block.first_query(step), queries = block.queries(step);
-  gather_key_tiles(step, block, kv_head, tile);
+void score_all(const AttentionStep& step, const Bf16Tile& tile, const KeyBlock&, int64_t first, int64_t queries) {
   for (int64_t query = first; query < first + queries; query += kTileRows)
     score(tile, tile.q + query * tile.k_width, tile.state.scores + query * kBlockKeys);
   float* scores = tile.state.scores + first * kBlockKeys;
   for (int64_t i = 0; i < queries * kBlockKeys; i += kLanes) store(scores + i, load(scores + i) * step.scale);
-  weigh_block(step, tile.state, block);
-  round_weights(tile, first, queries, block.count());
+}
+
+void gather_all(const Bf16Tile& tile, const KeyBlock&, int64_t first, int64_t queries) {
   scale_values(tile, first, queries);
-  gather_value_tiles(step, block, kv_head, tile);
   for (int64_t query = first; query < first + queries; query += kTileRows) {
     const bf16* weights = tile.weights + query * kBlockKeys;
     float* values = tile.values + query * tile.v_width;
@@ -205,9 +206,46 @@ void attend_block(const AttentionStep& step, const Bf16Tile& tile, const KeyBloc
   }
 }
 
+TileScope tiles_for_attention() {
+  return TileScope{{kTileRows, kTileBytes}, {kTileRows, kTileBytes}, {kTileRows, kTileBytes}, {kTileRows, kTileBytes},
+                   {kTileRows, kTileBytes}, {kTileRows, kTileBytes}, {kTileRows, kTileBytes}, {kTileRows, kTileBytes}};
+}
+
+#else
+
+void score_all(const AttentionStep& step, const Bf16Tile& tile, const KeyBlock& block, int64_t first, int64_t queries) {
+  const int64_t pairs = tile.k_width / 2;
+  const PairProduct product{tile.q + first * tile.k_width, tile.k_width, tile.keys, pairs * kColumns, pairs,
+                            tile.state.scores + first * kBlockKeys, kBlockKeys, nullptr, step.scale};
+  multiply_pairs<false>(product, padded_to(block.count(), kColumns) / kColumns, queries);
+}
+
+void gather_all(const Bf16Tile& tile, const KeyBlock& block, int64_t first, int64_t queries) {
+  const PairProduct product{tile.weights + first * kBlockKeys, kBlockKeys, tile.below, kBlockKeys / 2 * kColumns,
+                            (block.count() + 1) / 2, tile.values + first * tile.v_width, tile.v_width,
+                            tile.state.scales + first, 1.0f};
+  multiply_pairs<true>(product, tile.v_width / kColumns, queries);
+}
+
+struct NoTiles {};
+
+NoTiles tiles_for_attention() { return {}; }
+
+#endif
+
+void attend_block(const AttentionStep& step, const Bf16Tile& tile, const KeyBlock& block, int64_t kv_head) {
+  const int64_t first = block.first_query(step), queries = block.queries(step);
+  gather_key_tiles(step, block, kv_head, tile);
+  score_all(step, tile, block, first, queries);
+  weigh_block(step, tile.state, block);
+  round_weights(tile, first, queries, block.count());
+  gather_value_tiles(step, block, kv_head, tile);
+  gather_all(tile, block, first, queries);
+}
+
 }  // namespace
 
-bool takes_bf16_tiles(const AttentionStep& step) {
+bool takes_bf16_pairs(const AttentionStep& step) {
   return step.dtype == DType::kBF16 && step.kv_dtype == DType::kBF16;
 }
 
@@ -215,9 +253,7 @@ void attend_bf16_tile(const AttentionStep& step, const AttentionSchedule& schedu
   thread_local AttentionScratch scratch;
   const ScheduledRow& row = schedule.rows[task.index];
   const Bf16Tile tile(step, (task.last - task.first) * step.shared, scratch);
-  const TileScope scope{{kTileRows, kTileBytes}, {kTileRows, kTileBytes}, {kTileRows, kTileBytes},
-                        {kTileRows, kTileBytes}, {kTileRows, kTileBytes}, {kTileRows, kTileBytes},
-                        {kTileRows, kTileBytes}, {kTileRows, kTileBytes}};
+  [[maybe_unused]] const auto scope = tiles_for_attention();
   read_queries(step, row, task, tile);
   for_each_key_block(step, row, task,
                      [&](const KeyBlock& block) { attend_block(step, tile, block, task.first_head); });
@@ -226,7 +262,7 @@ void attend_bf16_tile(const AttentionStep& step, const AttentionSchedule& schedu
 
 #else
 
-bool takes_bf16_tiles(const AttentionStep&) { return false; }
+bool takes_bf16_pairs(const AttentionStep&) { return false; }
 
 void attend_bf16_tile(const AttentionStep&, const AttentionSchedule&, const AttentionTask&) {}
 

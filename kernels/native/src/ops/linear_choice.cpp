@@ -63,7 +63,7 @@ CrossoverRange few_range(const PackedLinear& weight) {
 }
 
 CrossoverRange many_range(const PackedLinear& weight) {
-  if (has_int16_pairs(weight)) return {1, kMostMany, 5};
+  if (has_int16_pairs(weight)) return {1, kMostMany, kDotFour ? 33 : 5};
   if (has_bf16_tiles(weight)) return {1, kMostMany, 17};  // up to a tile's 16 rows, pairs keep up with memory
   return {};
 }

@@ -1,10 +1,11 @@
-// Many rows of quantized activations times codes widened to int16, in pairs: where the processor multiplies pairs of
-// int16 but has no dot products of four bytes, that takes activations of int16 in one go, and codes of 8 bits too.
+// Many rows of quantized activations times codes widened to int16, in pairs: that takes activations of int16 in one go,
+// for which dot products of four bytes need two. Where the processor has none of those, it takes codes of 8 bits too.
 //
 // Sums of a unit fit 32 bits, so they are the same integers as those of `linear_int8`, and so are results.
 
 #include <algorithm>
 #include <array>
+#include <cstddef>
 #include <utility>
 
 #include "ops/linear_blocks.h"
@@ -15,12 +16,16 @@
 
 namespace cardan_native {
 
-#if defined(__AVX2__) && !defined(__AVX512VNNI__)
+#if defined(__AVX2__) && !defined(__AMX_INT8__)
 
 namespace {
 
+#if defined(__AVX512VNNI__)
+constexpr int kTileRows = 12;
+#else
 // Six rows times 16 columns are twelve sums, with two vectors of codes, one of activations and a product beside them.
 constexpr int kTileRows = 6;
+#endif
 constexpr int64_t kMostInner = 640;  // of a piece: 20 KiB of codes, with which a tile fits the first-level cache
 constexpr int64_t kMostUnits = kMostInner / 16;
 
@@ -46,10 +51,30 @@ struct Piece {
   int64_t units;
 };
 
-// 16 codes as int16, each four in the order 0, 2, 1, 3.
+#if defined(__AVX512F__)
+template <size_t... kWord>
+vw lower_words(vw low, vw high, std::index_sequence<kWord...>) {
+  constexpr int kOrder[] = {0, 2, 1, 3};
+  return __builtin_shufflevector(low, high, static_cast<int>(2 * (kWord / 4 * 4 + kOrder[kWord % 4]))...);
+}
+#endif
+
+// Two vectors of codes as int16, each four in the order 0, 2, 1, 3.
 vw narrow_codes(vi low, vi high) {
+#if defined(__AVX512F__)
+  return lower_words((vw)low, (vw)high, std::make_index_sequence<2 * kLanes>());
+#else
   const __m256i packed = _mm256_permute4x64_epi64(_mm256_packs_epi32((__m256i)low, (__m256i)high), 0xd8);
   return (vw)_mm256_shufflehi_epi16(_mm256_shufflelo_epi16(packed, 0xd8), 0xd8);
+#endif
+}
+
+// The sum of the vectors of one half of a group.
+vi half_of(const vi (&all)[kGroupVectors], int half) {
+  constexpr int kEach = kGroupVectors / 2;
+  vi sum = all[half * kEach];
+  for (int v = 1; v < kEach; ++v) sum += all[half * kEach + v];
+  return sum;
 }
 
 // One row of a tile of `height`.
@@ -62,10 +87,10 @@ void round_row(const T* from, const PackedLinear& weight, int64_t height, int16_
     const vi(&all)[kGroupVectors] = rounded.codes;
     for (int half = 0; half < kGroupVectors; half += 2) {
       const vw narrowed = narrow_codes(all[half], all[half + 1]);
-      for (int four = 0; four < kPanel / 4; ++four, codes += 4 * height)
+      for (int four = 0; four < kLanes / 2; ++four, codes += 4 * height)
         std::memcpy(codes, reinterpret_cast<const int16_t*>(&narrowed) + 4 * four, 8);
     }
-    const vi low = all[0] + all[1], high = all[2] + all[3];
+    const vi low = half_of(all, 0), high = half_of(all, 1);
     const int32_t sums[2] = {sum_lanes(whole ? low + high : low), whole ? 0 : sum_lanes(high)};
     for (int i = 0; i < (whole ? 1 : 2); ++i, units += height)
       *units = {rounded.scale, rounded.scale * static_cast<float>(sums[i]), offset_of(weight, sums[i])};
@@ -131,12 +156,12 @@ template <bool kMinimums, int kUnit, int kRows>
     for (int pair = 0; pair < kUnit / 2; ++pair, codes += 2 * kPanel) {
       vw code[kPanelVectors];
       for (int v = 0; v < kPanelVectors; ++v) code[v] = load_words(codes + v * kLanes * 2);
-#pragma GCC unroll 8
+#pragma GCC unroll 16
       for (int row = 0; row < kRows; ++row) {
         const int16_t* at = values + pair / 2 * 4 * kRows + row * 4 + pair % 2 * 2;
         const vw value = broadcast_four(reinterpret_cast<const int8_t*>(at));
         for (int v = 0; v < kPanelVectors; ++v) {
-          sums[row][v] += dot_pairs(code[v], value);
+          sums[row][v] = add_pairs(sums[row][v], code[v], value);
           pin(sums[row][v]);
         }
       }
@@ -203,7 +228,7 @@ void multiply_block(const LinearCall& call, const Rounded& x, const Tiles& tiles
 
 bool has_int16_pairs(const PackedLinear& weight) {
   return weight.activations == Activations::kInt16 ||
-         (weight.activations == Activations::kInt8 && weight.codes == Codes::kByte);
+         (!kDotFour && weight.activations == Activations::kInt8 && weight.codes == Codes::kByte);
 }
 
 int64_t int16_rows_bytes(const PackedLinear& weight, int64_t rows) {

@@ -24,6 +24,29 @@ inline vw broadcast_four(const int8_t* from) {
   return (vw)splat_int(bits);
 }
 
+// Keeps the compiler from reordering sums so that more of them are alive than there are registers.
+template <class Vector>
+inline void pin(Vector& words) {
+#if defined(__AVX512F__)
+  __asm__("" : "+v"(words));
+#elif defined(__x86_64__)
+  __asm__("" : "+x"(words));
+#else
+  (void)words;
+#endif
+}
+
+#if defined(__AVX2__)
+// sums + the products of both signed words of each lane.
+inline vi add_pairs(vi sums, vw a, vw b) {
+#if defined(__AVX512VNNI__)
+  return (vi)_mm512_dpwssd_epi32((__m512i)sums, (__m512i)a, (__m512i)b);
+#else
+  return sums + (vi)_mm256_madd_epi16((__m256i)a, (__m256i)b);
+#endif
+}
+#endif
+
 #if defined(__AVX512VNNI__)
 
 inline constexpr bool kDotFour = true;
@@ -48,21 +71,6 @@ inline vw dot_two(vw codes, vw values) {
   return (vw)(low + high);
 #endif
 }
-
-// Keeps the compiler from reordering sums so that more of them are alive than there are registers.
-template <class Vector>
-inline void pin(Vector& words) {
-#if defined(__x86_64__)
-  __asm__("" : "+x"(words));
-#else
-  (void)words;
-#endif
-}
-
-#if defined(__AVX2__)
-// In each lane, the sum of the products of both signed words.
-inline vi dot_pairs(vw a, vw b) { return (vi)_mm256_madd_epi16((__m256i)a, (__m256i)b); }
-#endif
 
 // sums + factor * both signed words of each lane.
 inline vi fold(vi sums, vw words, int factor) {
