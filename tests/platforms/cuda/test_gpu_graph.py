@@ -10,6 +10,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
+from cardan.errors import MemoryPlanError  # noqa: E402
 from cardan.platform import AttentionMeta  # noqa: E402
 from cardan.types import ForwardMode  # noqa: E402
 from cardan_torch.gpu.emulation import EmulatedAccelerator  # noqa: E402
@@ -96,6 +97,29 @@ def test_beyond_the_largest_size_steps_run_eagerly_and_the_log_says_so_once(runn
         "cuda_graph_max_bs_decode, or lower --max-running-requests."
     ]
     assert not runner.can_replay(decode(0))
+
+
+def test_without_memory_for_a_capture_it_is_said_what_to_do_and_the_next_step_captures_anew(runner, monkeypatch):
+    step = runner._step
+
+    def short_of_memory(ids, positions, plan):
+        if len(ids) == 4:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 MiB.")
+        return step(ids, positions, plan)
+
+    ids = torch.tensor([7, 8, 9], dtype=torch.int32)
+    monkeypatch.setattr(runner, "_step", short_of_memory)
+    for _ in range(2):
+        with pytest.raises(MemoryPlanError) as refused:
+            runner.replay(ids, decode(3))
+        assert str(refused.value) == (
+            "No memory is left on the GPU to capture a decode step of 4 rows, with 2 of 5 sizes captured. Pass "
+            "--platform-option cuda_graph_max_bs_decode with fewer than 12 rows, a smaller --mem-fraction-static, or "
+            "--disable-graph."
+        )
+        assert runner.buckets == ()
+    monkeypatch.setattr(runner, "_step", step)
+    assert runner.replay(ids, decode(3))[:, 0].tolist() == [7, 8, 9]
 
 
 def test_step_arrays_refuse_what_they_cannot_hold():

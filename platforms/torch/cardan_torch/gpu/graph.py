@@ -11,6 +11,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import torch
 
+from cardan.errors import MemoryPlanError
 from cardan.platform import AttentionMeta, CapturedStep, GraphRunner
 from cardan_torch.gpu.accelerator import Accelerator, CapturedWork
 from cardan_torch.gpu.memory import TOP_BUCKET
@@ -86,9 +87,13 @@ class GpuGraphRunner(GraphRunner):
         return self._ladder.holds(len(meta.row_ids))
 
     def replay(self, input_ids: torch.Tensor, meta: AttentionMeta) -> torch.Tensor:
-        """Run a decode step of ``input_ids: int32 [rows]``; returns ``[rows, hidden]``."""
+        """Run a decode step of ``input_ids: int32 [rows]``; returns ``[rows, hidden]``.
+
+        Raises:
+            MemoryPlanError: the first step found no memory for a capture; nothing stays captured.
+        """
         if not self._buckets:
-            self._capture_all()
+            self._buckets = self._capture_all()
         count = len(meta.row_ids)
         rows = self._ladder.size_for(count)
         bucket = self._buckets[rows]
@@ -104,9 +109,19 @@ class GpuGraphRunner(GraphRunner):
             self._views[key] = self._buckets[rows].hidden[:count]
         return self._views[key]
 
-    def _capture_all(self) -> None:
+    def _capture_all(self) -> dict[int, Bucket]:
+        captured: dict[int, Bucket] = {}
         for rows in reversed(self._ladder.counts):
-            self._buckets[rows] = self._capture(rows)
+            try:
+                captured[rows] = self._capture(rows)
+            except torch.OutOfMemoryError as error:
+                raise MemoryPlanError(
+                    f"No memory is left on the GPU to capture a decode step of {rows} rows, with "
+                    f"{len(captured)} of {len(self._ladder.counts)} sizes captured. Pass --platform-option "
+                    f"{TOP_BUCKET} with fewer than {self._ladder.counts[-1]} rows, a smaller --mem-fraction-static, or "
+                    "--disable-graph."
+                ) from error
+        return captured
 
     def _capture(self, rows: int) -> Bucket:
         ids = torch.zeros(rows, dtype=torch.int32, device=self._accelerator.device)
