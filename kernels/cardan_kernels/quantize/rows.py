@@ -39,7 +39,8 @@ def quantize_rows(
         codes: ``[rows, columns]``, contiguous, written to; a new tensor where None.
         scales: float32 ``[rows, groups]``, contiguous, written to; a new tensor where None.
 
-    Returns codes and scales; of a row of zeros all codes are 0 and the scale is 1.
+    Returns codes and scales; of a row of zeros all codes are 0 and the scale is 1. Where there is NaN or an infinity
+    among the elements that share a scale, the scale is NaN.
 
     Raises:
         UnsupportedError: there are no codes of this type, or ``x`` is of another.
@@ -81,7 +82,7 @@ def _rows_kernel(
     sizes = tl.zeros((BLOCK,), tl.float32)
     for start in range(0, columns, BLOCK):
         at = start + tl.arange(0, BLOCK)
-        sizes = tl.maximum(sizes, tl.abs(tl.load(x_ptr + row * x_stride + at, at < columns, 0.0).to(tl.float32)))
+        sizes = tl.maximum(sizes, _size(tl.load(x_ptr + row * x_stride + at, at < columns, 0.0).to(tl.float32)))
     scale = _scale(tl.max(sizes, 0), LARGEST)
     tl.store(scales_ptr + row, scale)
     for start in range(0, columns, BLOCK):
@@ -112,15 +113,21 @@ def _groups_kernel(
     group = tl.program_id(1) * GROUPS + tl.arange(0, GROUPS)
     at = group[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
     value = tl.load(x_ptr + row * x_stride + at, at < columns, 0.0).to(tl.float32)
-    scale = _scale(tl.max(tl.abs(value), 1), LARGEST)
+    scale = _scale(tl.max(_size(value), 1), LARGEST)
     tl.store(scales_ptr + row * groups + group, scale, group < groups)
     codes = _codes(tl.div_rn(value, scale[:, None] + tl.zeros_like(value)), LARGEST, FORMAT)
     tl.store(codes_ptr + row * columns + at, codes, at < columns)
 
 
 @triton.jit
+def _size(value):
+    """Sizes, infinite those of NaN, which the largest of several numbers would leave out."""
+    return tl.where(value == value, tl.abs(value), float("inf"))
+
+
+@triton.jit
 def _scale(size, LARGEST: tl.constexpr):
-    """The step of codes up to a size."""
+    """The step of codes up to a size; NaN for an infinite one."""
     return tl.where(size > 0.0, tl.div_rn(size, size * 0.0 + LARGEST), 1.0)
 
 

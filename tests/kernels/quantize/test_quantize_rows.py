@@ -57,6 +57,17 @@ def test_values_come_back_within_half_a_step() -> None:
     assert bool((codes.abs().amax(dim=1) == 127).all())
 
 
+@pytest.mark.parametrize("dtype", [INT8, FN, FNUZ])
+@pytest.mark.parametrize("broken", [float("nan"), float("inf")])
+@pytest.mark.parametrize("grouped", [False, True])
+def test_what_is_no_number_makes_its_scale_nan_and_no_other(dtype: torch.dtype, broken: float, grouped: bool) -> None:
+    x = activations(3, 300, torch.float32)
+    x[1, 140] = broken
+    with np.errstate(invalid="ignore"):
+        _, scales = quantize_rows(x, dtype, grouped=grouped)
+    assert scales.isnan().nonzero().tolist() == [[1, 1 if grouped else 0]]
+
+
 def test_codes_go_where_they_are_wanted() -> None:
     x = activations(3, 128, torch.bfloat16)
     codes, scales = torch.empty(3, 128, dtype=INT8), torch.empty(3, 1)
