@@ -17,6 +17,8 @@ from cardan.types import TensorView
 from cardan_kernels.linear.coding import LAYOUTS, BlockLayout, CodedMatrix, Coding, ScaledMatrix
 
 HALF_UNIT = 16
+NAN_EXPONENT = 255
+"""Of a scale that is one byte. Source: OCP Microscaling Formats (MX) Specification v1.0."""
 
 
 def pack_coded(views: Sequence[TensorView], in_features: int, device: torch.device | str) -> CodedMatrix:
@@ -105,8 +107,9 @@ def _numbers(raw: torch.Tensor, layout: BlockLayout, which: int) -> torch.Tensor
     numbers = raw[:, :, at : at + layout.scale_bytes].contiguous()
     if layout.scale is None:
         # codes are doubled, so that the power of two is halved
-        exponents = numbers[:, :, 0].to(torch.int32) - 128
-        return torch.ldexp(torch.ones_like(exponents, dtype=torch.float32), exponents)
+        exponents = numbers[:, :, 0].to(torch.int32)
+        powers = torch.ldexp(torch.ones_like(exponents, dtype=torch.float32), exponents - 128)
+        return powers.masked_fill_(exponents == NAN_EXPONENT, float("nan"))
     return numbers.view(layout.scale)[:, :, 0]
 
 

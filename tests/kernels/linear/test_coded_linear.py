@@ -85,6 +85,17 @@ def test_every_format_keeps_its_values(fmt: str) -> None:
     assert np.array_equal(got, dequantize(weight.view)[[4, 0, 2, 2]])
 
 
+def test_every_exponent_of_a_scale_of_one_byte_keeps_its_value_and_255_is_nan() -> None:
+    blocks = np.full((256, 17), 0x2A, np.uint8)
+    blocks[:, 0] = np.arange(256)
+    view = TensorView("w", "MXFP4", (256, 32), blocks.tobytes())
+    with np.errstate(over="ignore"):
+        want = dequantize(view).reshape(256, 32)
+        got = coded_rows(torch.arange(256, dtype=torch.int32), pack_coded([view], 32, "cpu"), F32).numpy()
+    assert np.isnan(want[255]).all()
+    assert np.array_equal(got, want, equal_nan=True)
+
+
 def test_rows_of_several_tensors_stand_one_after_the_other() -> None:
     parts = [drawn("AFFINE4_32_BF16", rows, 64, seed=rows) for rows in (3, 1, 6)]
     matrix = pack_coded([part.view for part in parts], 64, "cpu")
