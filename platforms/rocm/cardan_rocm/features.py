@@ -9,10 +9,10 @@ from cardan.platform import Capability
 from cardan_rocm.aiter_limits import ARCHS
 from cardan_torch.gpu.features import common_features, format_features, unproven, unsupported
 
-FNUZ_ARCHS = ("gfx940", "gfx941", "gfx942")
+FNUZ_ARCHS = ("gfx942",)
 """Chips whose floats of 8 bits have no infinities, no -0, and an exponent bias greater by one."""
 
-FN_ARCHS = ("gfx950", "gfx1200", "gfx1201")
+FN_ARCHS = ("gfx950",)
 """Chips whose floats of 8 bits are those of the Open Compute Project."""
 
 NVIDIA_FORMATS = {

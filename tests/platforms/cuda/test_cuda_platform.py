@@ -16,11 +16,15 @@ pytest.importorskip("triton")
 from emulated_gpu import PLATFORMS, emulated
 
 from cardan.cli.app import EXIT_FAILED, run
-from cardan.errors import ConfigError, PlatformNotFoundError
+from cardan.errors import ConfigError, PlatformNotFoundError, UnsupportedError
 from cardan.platform import DeviceInfo, Evidence, Feature, Memory, MemoryRequest, Support
 from cardan.platform.discovery import choose_platform
-from cardan_cuda.features import cuda_features
-from cardan_torch.gpu import presence
+from cardan_cuda.features import cuda_features, has_float8
+from cardan_kernels.chips import CHIPS
+from cardan_rocm.aiter_limits import ARCHS
+from cardan_rocm.device import FLOAT8_FORMS
+from cardan_rocm.features import FN_ARCHS, FNUZ_ARCHS, float8_form
+from cardan_torch.gpu import accelerator, presence
 from cardan_torch.gpu.memory import GPU_MEMORY
 from cardan_torch.gpu.presence import AMD, NVIDIA, lacking, torch_runtime
 from cardan_torch.gpu.settings import shared_options
@@ -158,6 +162,32 @@ def test_floats_of_8_bits_are_multiplied_from_compute_capability_89_on():
         ("sm_89", "multiplied with"),
     ):
         assert cuda_features(arch, None)["weights:FP8_128_F32"].reason.startswith(reason)
+
+
+@pytest.mark.parametrize("name", CHIPS)
+def test_what_kernels_and_answers_say_of_a_chips_floats_of_8_bits_is_the_same(name):
+    known = CHIPS[name]
+    if known.family == "cuda":
+        assert has_float8(name) == (known.float8 is not None)
+    elif known.family == "hip":
+        assert FLOAT8_FORMS[float8_form(name)] is known.float8
+
+
+def test_answers_name_no_chip_that_kernels_do_not_know():
+    assert {*FNUZ_ARCHS, *FN_ARCHS, *ARCHS, *(kind.emulated_arch for kind in PLATFORMS.values())} <= set(CHIPS)
+
+
+@pytest.mark.parametrize(("name", "arch"), [("cuda", "sm_75"), ("cuda", "sm_103"), ("rocm", "gfx1201")])
+def test_a_chip_that_kernels_do_not_know_is_refused_in_the_plan_and_before_it_is_opened(name, arch, monkeypatch):
+    info = DeviceInfo(index=0, name="some GPU", detail=f"{arch}, 108 units", total_memory=16 * GIB)
+    platform = PLATFORMS[name]()
+    monkeypatch.setattr(accelerator, "TorchAccelerator", lambda index: pytest.fail("opened"))
+    with pytest.raises(UnsupportedError, match=rf"^some GPU cannot be used: the kernels are for .*, this is {arch}\."):
+        platform.open(info, {})
+    answers = platform.capabilities(info).features
+    attention = [answer for name, answer in answers.items() if name.startswith("attention:")]
+    assert attention
+    assert all(answer.support is Support.UNSUPPORTED and f"this is {arch}" in answer.reason for answer in attention)
 
 
 @pytest.mark.parametrize("top", [-1, 5000])

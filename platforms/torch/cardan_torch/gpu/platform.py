@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from cardan.errors import UnsupportedError
 from cardan.platform import (
     Availability,
     Capabilities,
@@ -22,7 +23,7 @@ from cardan.platform import (
     Platform,
     Recommendation,
 )
-from cardan_torch.gpu.features import PAGE_SIZES, proof
+from cardan_torch.gpu.features import PAGE_SIZES, proof, unsupported
 from cardan_torch.gpu.memory import GPU_MEMORY
 from cardan_torch.gpu.presence import Vendor, lacking, library_version
 from cardan_torch.gpu.settings import (
@@ -36,6 +37,7 @@ from cardan_torch.gpu.settings import (
 if TYPE_CHECKING:
     from cardan_torch.gpu.accelerator import Accelerator, ChipFacts
 
+ANOTHER_PLATFORM = "Choose another platform; `cardan platforms` shows what can run"
 SCORE = 100
 """Above every platform of the host's own processors."""
 
@@ -80,9 +82,14 @@ class GpuPlatform(Platform):
         return tuple(self._describe(index, read_chip(index)) for index in range(torch.cuda.device_count()))
 
     def capabilities(self, device: DeviceInfo) -> Capabilities:
-        """What works on a chip, none of which was run on one."""
+        """What works on a chip, none of which was run on one; nothing attends on one that the kernels do not know."""
         note = "No kernel of this platform has been run on a GPU by Cardan's tests; each answer says what was done."
-        return Capabilities(features=self.features(arch_of(device)), page_sizes=PAGE_SIZES, notes=(note,))
+        arch = arch_of(device)
+        features, refusal = self.features(arch), self.why_not_chip(arch)
+        if refusal is not None:
+            answer = unsupported(refusal, ANOTHER_PLATFORM)
+            features |= {name: answer for name in features if name.startswith("attention:")}
+        return Capabilities(features=features, page_sizes=PAGE_SIZES, notes=(note,))
 
     @abc.abstractmethod
     def features(self, arch: str) -> dict[str, Capability]:
@@ -124,6 +131,13 @@ class GpuPlatform(Platform):
     def why_not_library(self, facts: ModelFacts, arch: str) -> str | None:
         """Why the library does not attend for a model on a chip; None where it does."""
 
+    def why_not_chip(self, arch: str) -> str | None:
+        """Why the kernels do not run on a chip; None where they know it."""
+        from cardan_kernels.chips import CHIPS
+
+        known = [chip.name for chip in CHIPS.values() if chip.family == self.vendor.runtime]
+        return None if arch in known else f"the kernels are for {', '.join(known)}, this is {arch}"
+
     def open(self, device: DeviceInfo, options: Mapping[str, Any]) -> OpsDevice:
         """Open a GPU, or the stand-in.
 
@@ -134,6 +148,9 @@ class GpuPlatform(Platform):
         chosen = self.configured(options)
         if chosen.kind == EMULATED:
             return self.make_device(device, chosen.stand_in(), options)
+        refusal = self.why_not_chip(arch_of(device))
+        if refusal is not None:
+            raise UnsupportedError(f"{device.name} cannot be used: {refusal}. {ANOTHER_PLATFORM}.")
         from cardan_torch.gpu.accelerator import TorchAccelerator
 
         return self.make_device(device, TorchAccelerator(device.index), options)
