@@ -90,7 +90,7 @@ class FlashInferAttention(LibraryAttention[FlashInferPlan]):
         rows = triton.arrays.num_rows
         most = rows * -(-self.pool.max_length // self.pool.page_size)
         device = self._accelerator.device
-        indices = {group: torch.zeros(most, dtype=torch.int32, device=device) for group in self.groups}
+        indices = {group: self._lists[group].take(most) for group in self.groups}
         plan = FlashInferPlan(triton)
         for kind, layer in self._kinds.items():
             starts = torch.zeros(rows + 1, dtype=torch.int32, device=device)

@@ -16,6 +16,7 @@ from cardan_rocm.aiter_limits import AITER
 from cardan_torch import LibraryAttention, LibraryPlan
 from cardan_torch.gpu.accelerator import Accelerator
 from cardan_torch.gpu.kv_pool import GpuKVPool
+from cardan_torch.gpu.reserve import Reserve
 from cardan_torch.gpu.triton_attention import TritonAttention, TritonPlan
 
 PARTITION = 256
@@ -45,13 +46,13 @@ class AiterPlan(LibraryPlan):
         longest: no row has more keys; under a graph what the pool allows.
         most_queries: most new tokens of a row.
         groups: by KV group.
-        scratch: parts of rows, by their size in bytes.
+        scratch: parts of rows, bytes; layers share it, and so do all fixed plans.
     """
 
     longest: int
     most_queries: int
+    scratch: Reserve
     groups: dict[int, AiterGroup] = field(default_factory=dict)
-    scratch: dict[int, torch.Tensor] = field(default_factory=dict)
 
 
 class AiterAttention(LibraryAttention[AiterPlan]):
@@ -65,12 +66,14 @@ class AiterAttention(LibraryAttention[AiterPlan]):
     ) -> None:
         """See ``LibraryAttention``."""
         super().__init__(accelerator, pool, layout, dtype, triton)
+        self._fixed_scratch = Reserve(accelerator.device, torch.uint8)
         self._one = torch.ones(1, dtype=torch.float32, device=accelerator.device)
 
     def _plan(self, triton: TritonPlan, meta: AttentionMeta) -> AiterPlan:
         """Look the step's slots up."""
         most = 1 if meta.mode is ForwardMode.DECODE else int(np.diff(meta.query_starts).max(initial=1))
-        plan = AiterPlan(triton, int(meta.seq_lens.max(initial=1)), most)
+        scratch = Reserve(self._accelerator.device, torch.uint8)
+        plan = AiterPlan(triton, int(meta.seq_lens.max(initial=1)), most, scratch)
         for group in self.groups:
             found = self._pages(triton, group, meta.seq_lens, 1)
             starts, last = (self._accelerator.upload(array) for array in (found.starts, found.last))
@@ -79,9 +82,9 @@ class AiterAttention(LibraryAttention[AiterPlan]):
 
     def _reserve(self, triton: TritonPlan) -> AiterPlan:
         rows, device = triton.arrays.num_rows, self._accelerator.device
-        plan = AiterPlan(triton, self.pool.max_length, 1)
+        plan = AiterPlan(triton, self.pool.max_length, 1, self._fixed_scratch)
         for group in self.groups:
-            slots = torch.zeros(rows * self.pool.max_length, dtype=torch.int32, device=device)
+            slots = self._lists[group].take(rows * self.pool.max_length)
             starts = torch.zeros(rows + 1, dtype=torch.int32, device=device)
             plan.groups[group] = AiterGroup(starts, slots, torch.ones(rows, dtype=torch.int32, device=device))
         return plan
@@ -99,13 +102,11 @@ class AiterAttention(LibraryAttention[AiterPlan]):
         rows, found = q.shape[0], plan.groups[layer.group]
         parts = -(-plan.longest // PARTITION)
         size = 4 * rows * layer.q_heads * parts * (layer.v_dim + 2)
-        if size not in plan.scratch:
-            plan.scratch[size] = torch.empty(size, dtype=torch.uint8, device=q.device)
         out = torch.empty_like(q)
         keys, values = self.pool.keys[layer.index], self.pool.values[layer.index]
         self._library.paged_attention_ragged(
             out,
-            plan.scratch[size],
+            plan.scratch.take(size),
             q,
             keys.view(-1, 1, layer.kv_heads, layer.k_dim),
             values.view(-1, 1, layer.kv_heads, layer.v_dim),

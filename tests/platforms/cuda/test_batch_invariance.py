@@ -13,6 +13,8 @@ from emulated_gpu import PLATFORMS, emulated  # noqa: E402
 from cardan.platform import AttentionMeta  # noqa: E402
 from cardan.testing.conformance.attention_checks import make_layer  # noqa: E402
 from cardan.types import ForwardMode, KVLayout  # noqa: E402
+from cardan_kernels.attention.splits import FIXED_TOKENS  # noqa: E402
+from cardan_torch.gpu import triton_attention  # noqa: E402
 
 LAYER = make_layer(q_heads=2, kv_heads=1)
 CONTEXT = 1024
@@ -52,6 +54,27 @@ def opened(name, invariant):
     platform = emulated(name)
     options = {"device": "emulated", "batch_invariant_attention": invariant}
     return platform.open(platform.devices()[0], options)
+
+
+def test_steps_that_are_captured_share_the_memory_of_their_parts(monkeypatch):
+    device = opened("cuda", True)
+    taken = []
+
+    def decode(q, kv, rows, scoring, split, out):
+        taken.append((split.scratch.numel(), split.scratch.data_ptr()))
+
+    monkeypatch.setattr(triton_attention.attention, "decode", decode)
+    with device.scope():
+        layout = KVLayout(layers=(LAYER,), page_size=1, dtype="float32")
+        pool = device.allocate_kv(layout, 2 * CONTEXT, 5, CONTEXT)
+        backend = device.attention("triton", pool, layout, "float32")
+        plans = [backend.fixed_plan(rows) for rows in (4, 2, 1)]
+        for plan in plans:
+            rows = plan.arrays.num_rows
+            backend.forward(torch.zeros(rows, 2, 16), *(torch.zeros(rows, 1, 16) for _ in "kv"), LAYER, plan)
+    sizes, places = zip(*taken, strict=True)
+    assert sizes == tuple(rows * 2 * (CONTEXT // FIXED_TOKENS) * (16 + 1) for rows in (4, 2, 1))
+    assert len(set(places)) == 1
 
 
 @pytest.mark.parametrize("name", PLATFORMS)

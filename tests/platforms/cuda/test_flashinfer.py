@@ -18,7 +18,7 @@ from cardan.testing.conformance.attention_bench import Row  # noqa: E402
 from cardan.testing.conformance.attention_checks import make_layer, try_case  # noqa: E402
 from cardan.testing.conformance.tiny_checkpoint import TinyCheckpoint  # noqa: E402
 from cardan.testing.conformance.tiny_configs import TINY_CONFIGS  # noqa: E402
-from cardan.types import ForwardMode, KVKind  # noqa: E402
+from cardan.types import ForwardMode, KVKind, KVLayout  # noqa: E402
 from cardan_cuda import cuda_platform, device  # noqa: E402
 from cardan_cuda.features import cuda_features  # noqa: E402
 from cardan_cuda.flashinfer_limits import FLASHINFER, on_tensor_cores, why_not_flashinfer  # noqa: E402
@@ -54,6 +54,19 @@ def test_layers_that_it_does_not_take_go_through_triton(library):
     assert FLASHINFER.why_not_layer(layer) is not None
     with Subject(emulated("cuda"), options=("device=emulated",)) as subject:
         try_case(subject, "flashinfer", ForwardMode.DECODE, DECODE, layer, dtype="bfloat16", kv_dtype="bfloat16")
+
+
+def test_lists_of_pages_of_all_captured_steps_stand_in_the_same_memory(library):
+    platform = emulated("cuda")
+    device = platform.open(platform.devices()[0], {"device": "emulated"})
+    layout = KVLayout(layers=(make_layer(**WIDE),), page_size=16, dtype="bfloat16")
+    with device.scope():
+        pool = device.allocate_kv(layout, 128, 5, 64)
+        backend = device.attention("flashinfer", pool, layout, "bfloat16")
+        plans = [backend.fixed_plan(rows) for rows in (4, 2, 1)]
+    lists = [wrapper.buffers["indices"] for plan in plans for wrapper in plan.wrappers.values()]
+    assert [len(pages) for pages in lists] == [rows * 64 // 16 for rows in (4, 2, 1)]
+    assert len({pages.data_ptr() for pages in lists}) == 1
 
 
 def test_replayed_steps_are_planned_anew_over_the_same_memory(library, tmp_path):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import numpy as np
 import pytest
 
@@ -18,7 +20,7 @@ from cardan.testing.conformance.attention_checks import make_layer, try_case  # 
 from cardan.testing.conformance.linear_checks import make_view  # noqa: E402
 from cardan.testing.conformance.tiny_checkpoint import TinyCheckpoint  # noqa: E402
 from cardan.testing.conformance.tiny_configs import TINY_CONFIGS  # noqa: E402
-from cardan.types import ForwardMode, KVKind  # noqa: E402
+from cardan.types import ForwardMode, KVKind, KVLayout  # noqa: E402
 from cardan_kernels.linear import pack_coded, scaled_from  # noqa: E402
 from cardan_rocm import aiter_limits, device, rocm_platform  # noqa: E402
 from cardan_rocm.aiter_limits import AITER, why_not_aiter  # noqa: E402
@@ -95,6 +97,28 @@ def test_its_functions_attend_as_the_reference_does(library, softcap):
             (ForwardMode.MIXED, (Row(0, 17), Row(33, 5), Row(20, 1))),
         ):
             try_case(subject, "aiter", mode, rows, layer, dtype="bfloat16", kv_dtype="bfloat16")
+
+
+def test_slots_and_parts_of_all_captured_steps_stand_in_the_same_memory(library, monkeypatch):
+    platform = emulated("rocm")
+    opened = platform.open(platform.devices()[0], {"device": "emulated"})
+    layer = make_layer(**WIDE)
+    layout = KVLayout(layers=(layer,), page_size=1, dtype="bfloat16")
+    places = set()
+
+    def decode(out, workspace, q, keys, values, scale, starts, slots, *others):
+        places.add((workspace.data_ptr(), slots.data_ptr()))
+
+    monkeypatch.setattr(sys.modules["aiter"], "paged_attention_ragged", decode)
+    with opened.scope():
+        pool = opened.allocate_kv(layout, 128, 5, 64)
+        backend = opened.attention("aiter", pool, layout, "bfloat16")
+        plans = [backend.fixed_plan(rows) for rows in (4, 2, 1)]
+        for plan in plans:
+            rows = plan.triton.arrays.num_rows
+            q, k, v = (torch.zeros(rows, heads, 64, dtype=torch.bfloat16) for heads in (4, 2, 2))
+            backend.forward(q, k, v, layer, plan)
+    assert len(places) == 1
 
 
 def test_replayed_steps_follow_lists_of_slots_that_are_filled_anew(library, tmp_path):

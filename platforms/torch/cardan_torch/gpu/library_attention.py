@@ -20,6 +20,7 @@ from cardan_torch.gpu.kv_pool import GpuKVPool
 from cardan_torch.gpu.library_limits import LibraryLimits
 from cardan_torch.gpu.ops import Rotated
 from cardan_torch.gpu.page_lists import PageLists, list_pages, no_rows, padded_lengths
+from cardan_torch.gpu.reserve import Reserve
 from cardan_torch.gpu.triton_attention import TritonAttention, TritonPlan
 
 
@@ -71,6 +72,7 @@ class LibraryAttention(AttentionBackend, Generic[PlanT]):
         self._accelerator = accelerator
         self._triton = triton
         self._indices = frozenset(layer.index for layer in self.taken)
+        self._lists = {group: Reserve(accelerator.device, torch.int32) for group in self.groups}
 
     @property
     def groups(self) -> tuple[int, ...]:
@@ -127,7 +129,7 @@ class LibraryAttention(AttentionBackend, Generic[PlanT]):
 
     @abc.abstractmethod
     def _reserve(self, triton: TritonPlan) -> PlanT:
-        """A plan of decode rows over memory that stays; ``_refill`` follows."""
+        """A plan of decode rows over memory that stays, of which pages stand in ``_lists``; ``_refill`` follows."""
 
     @abc.abstractmethod
     def _refill(self, plan: PlanT, lengths: Int32Array) -> None:

@@ -20,6 +20,7 @@ from cardan_torch.gpu.accelerator import Accelerator
 from cardan_torch.gpu.kv_pool import GpuKVPool
 from cardan_torch.gpu.ops import Rotated
 from cardan_torch.gpu.page_lists import no_rows
+from cardan_torch.gpu.reserve import Reserve
 from cardan_torch.gpu.step_arrays import StepArrays
 
 
@@ -32,7 +33,7 @@ class TritonPlan:
         longest: no row has more keys; under a graph what the pool allows.
         meta: the step, where it has rows of several tokens; None for decode steps.
         decode: rows of one token, for the decode kernel; None where there are none.
-        scratch: parts of split rows, by their size in elements.
+        scratch: parts of split rows, float32; layers share it, and so do all fixed plans.
         tiles: of the rows with several tokens, by how many tokens a tile holds.
     """
 
@@ -40,7 +41,7 @@ class TritonPlan:
     longest: int
     meta: AttentionMeta | None
     decode: attention.DecodeRows | None
-    scratch: dict[int, torch.Tensor] = field(default_factory=dict)
+    scratch: Reserve
     tiles: dict[int, torch.Tensor] = field(default_factory=dict)
 
     @property
@@ -66,6 +67,7 @@ class TritonAttention(AttentionBackend):
         self._accelerator = accelerator
         self._deterministic = deterministic
         self._chip = chip_of(accelerator.device)
+        self._fixed_scratch = self._new_scratch()
         self.pool = pool
 
     def plan(self, meta: AttentionMeta) -> TritonPlan:
@@ -74,19 +76,19 @@ class TritonAttention(AttentionBackend):
         counts = np.diff(meta.query_starts)
         single = np.flatnonzero(counts == 1)
         if meta.mode is ForwardMode.DECODE or len(single) == len(counts):
-            return TritonPlan(arrays, int(meta.seq_lens.max(initial=1)), None, _all_rows(arrays))
+            return TritonPlan(arrays, int(meta.seq_lens.max(initial=1)), None, _all_rows(arrays), self._new_scratch())
         if len(single) == 0:
-            return TritonPlan(arrays, 1, meta, None)
+            return TritonPlan(arrays, 1, meta, None, self._new_scratch())
         packed = np.stack((meta.seq_lens[single], meta.row_ids[single], meta.query_starts[:-1][single]))
         lengths, table_rows, tokens = self._accelerator.upload(packed.astype(np.int32))
         rows = attention.DecodeRows(lengths, table_rows, tokens)
-        return TritonPlan(arrays, int(meta.seq_lens[single].max()), meta, rows)
+        return TritonPlan(arrays, int(meta.seq_lens[single].max()), meta, rows, self._new_scratch())
 
     def fixed_plan(self, rows: int) -> TritonPlan:
         """See ``ReplayedAttention.fixed_plan``."""
         arrays = StepArrays(self._accelerator, rows, rows, self.pool.num_groups)
         arrays.fill(no_rows(self.pool.num_groups))
-        return TritonPlan(arrays, self.pool.max_length, None, _all_rows(arrays))
+        return TritonPlan(arrays, self.pool.max_length, None, _all_rows(arrays), self._fixed_scratch)
 
     def refill(self, plan: TritonPlan, meta: AttentionMeta) -> None:
         """See ``ReplayedAttention.refill``."""
@@ -171,9 +173,10 @@ class TritonAttention(AttentionBackend):
             programs = shape.head_tiles(self._shape(q, layer), self._chip)
             splits = attention.choose_splits(count, programs, seen, self._accelerator.chip.units)
         size = attention.scratch_size(count, layer.q_heads, layer.v_dim, splits)
-        if size not in plan.scratch:
-            plan.scratch[size] = torch.empty(size, dtype=torch.float32, device=self._accelerator.device)
-        return attention.DecodeSplits(splits, plan.scratch[size])
+        return attention.DecodeSplits(splits, plan.scratch.take(size))
+
+    def _new_scratch(self) -> Reserve:
+        return Reserve(self._accelerator.device, torch.float32)
 
     def _tiles(self, plan: TritonPlan, meta: AttentionMeta, q: torch.Tensor, layer: LayerKV) -> torch.Tensor:
         tokens = shape.tokens_per_tile(self._shape(q, layer), self._chip)
