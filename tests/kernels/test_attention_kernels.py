@@ -8,7 +8,17 @@ import torch
 from kernel_attention import StepCase, make_step
 
 from cardan.testing.conformance.attention_checks import DECODE, KINDS, MIXED, PREFILL, make_layer
-from cardan_kernels.attention import Splits, choose_splits, fixed_splits
+from cardan_kernels.attention import (
+    DecodeRows,
+    DecodeSplits,
+    Scoring,
+    Splits,
+    choose_splits,
+    decode,
+    fixed_splits,
+    prefill,
+)
+from cardan_kernels.paged import PagedKV
 
 ROWS = ((0, 1), (0, 13), (40, 9), (95, 2), (0, 70))
 """A first token alone, a prompt, an extension, one across a block's end, and one of several tiles."""
@@ -152,6 +162,25 @@ def test_strided_queries_and_a_given_result() -> None:
     wide[:, heads:] = step.q
     step.q = wide[:, heads:]
     assert torch.equal(step.prefill(), want)
+
+
+@pytest.mark.parametrize("page", [1, 2])
+def test_keys_and_values_beyond_two_gigabytes_are_read(page: int) -> None:
+    """Pages of memory are committed as they are touched, so that most of this pool takes none."""
+    heads, dim = 8, 256
+    slots = 2**31 // (heads * dim) + 4
+    pool = [torch.from_numpy(np.zeros(slots * heads * dim, np.uint8)).view(torch.float8_e5m2) for _ in range(2)]
+    keys, values = (part.view(slots, heads, dim) for part in pool)
+    slot = slots - 2
+    keys[slot], values[slot] = 1.0, 2.0
+    kv = PagedKV(keys, values, torch.tensor([[slot // page]], dtype=torch.int32), page)
+    q, one, line = torch.ones(1, heads, dim), torch.tensor([1], dtype=torch.int32), torch.zeros(1, dtype=torch.int32)
+    rows, tiles = DecodeRows(one, line), torch.tensor([[0, 1, 0, 0]], dtype=torch.int32)
+    for got in (
+        decode(q, kv, rows, Scoring(0.1), DecodeSplits(Splits(1))),
+        prefill(q, kv, tiles, Scoring(0.1)),
+    ):
+        assert (got == 2).all()
 
 
 @pytest.mark.exhaustive
