@@ -164,6 +164,19 @@ def test_strided_queries_and_a_given_result() -> None:
     assert torch.equal(step.prefill(), want)
 
 
+@pytest.mark.parametrize("kind", ["grouped", "softcap-window", "sinks"])
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_a_query_of_nan_gives_nan_and_disturbs_no_other(kind: str) -> None:
+    step = make_step(StepCase(rows=((0, 3), (40, 2)), layer=layer_of(kind)))
+    runs = (step.prefill, lambda: step.decode(Splits(1)), lambda: step.decode(Splits(2)))
+    whole = [run() for run in runs]
+    step.q[4] = float("nan")
+    broken = [run() for run in runs]
+    for before, after in zip(whole, broken, strict=True):
+        assert after[-1].isnan().all()
+        assert torch.equal(before[:-1], after[:-1])
+
+
 @pytest.mark.parametrize("page", [1, 2])
 def test_keys_and_values_beyond_two_gigabytes_are_read(page: int) -> None:
     """Pages of memory are committed as they are touched, so that most of this pool takes none."""

@@ -227,7 +227,7 @@ def _parts_kernel(
         (factor, inside_cap),
         True, CAPPED, FORMAT, BLOCK_N, K_DIM, V_DIM, BLOCK_K, BLOCK_V,
     )  # fmt: skip
-    some = tl.where(total > 0, total, 1.0)
+    some = tl.where(total == 0, 1.0, total)
     acc *= (v_factor / some)[:, None]
     places = out + token * out_stride + head * V_DIM
     if logs is not None:
