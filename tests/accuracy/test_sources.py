@@ -21,7 +21,7 @@ from cardan.accuracy.golden import read_golden
 from cardan.accuracy.recording import Wanted, record
 from cardan.accuracy.verdict import Verdict
 from cardan.cli import app
-from cardan.errors import CardanError
+from cardan.errors import CardanError, ConfigError
 
 
 def whole_logprobs(model: Path, dtype: str, ids: tuple[int, ...]) -> np.ndarray:
@@ -143,6 +143,12 @@ def test_a_servers_logprobs_make_a_record(model: Path, server: str) -> None:
     assert all(case.flip is None for case in compared.cases)
 
 
+def _echoed(**changes: Any) -> dict[str, Any]:
+    """A right echo of the nine tokens, but for the changes."""
+    right = {"tokens": None, "token_logprobs": [None, *[-1.0] * 8], "top_logprobs": [None, *[{"a": -1.0}] * 8]}
+    return {"choices": [{"logprobs": {**right, **changes}}]}
+
+
 @pytest.mark.parametrize(
     ("answers", "message"),
     [
@@ -168,7 +174,27 @@ def test_a_servers_logprobs_make_a_record(model: Path, server: str) -> None:
                 },
                 "free": lambda body: {"choices": [{"logprobs": _form([], np.zeros((0, 1)), [])}]},
             },
-            "answers with other logprobs than OpenAI's completions have",
+            r"answers with other logprobs than OpenAI's completions have: token_logprobs have 'a', expected a number",
+        ),
+        (
+            {
+                "echo": lambda body: _echoed(tokens=[f"other {token}" for token in body["prompt"]]),
+                "free": lambda body: {"choices": [{"logprobs": _form([], np.zeros((0, 1)), [])}]},
+            },
+            r"echoes other tokens than it was asked about: 9 of 9 of prompt 'a', the first 'other 83' where .* has 'S'",
+        ),
+        (
+            {"echo": lambda body: _echoed(tokens=["a"])},
+            "completions have: 1 tokens, 9 token_logprobs and 9 top_logprobs",
+        ),
+        (
+            {
+                "echo": lambda body: _echoed(),
+                "free": lambda body: {
+                    "choices": [{"logprobs": {"tokens": ["a"], "token_logprobs": [None], "top_logprobs": [{}]}}]
+                },
+            },
+            "leaves out logprobs or texts of tokens that it chose",
         ),
         (
             {
@@ -199,6 +225,39 @@ def test_a_server_that_dies_amid_a_record_is_said(model: Path, server: str) -> N
         record_server(tiny_config(model), open_server, WANTED)
 
 
+def test_a_fault_of_our_own_is_not_laid_on_the_server(
+    model: Path, server: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise KeyError("ours")
+
+    _Server.answers |= {
+        "echo": lambda body: _echoed(),
+        "free": lambda body: {"choices": [{"logprobs": _form([], np.zeros((0, 1)), [])}]},
+    }
+    monkeypatch.setattr("cardan.accuracy.from_server.rest_of", broken)
+    with CompletionsServer(server) as open_server, pytest.raises(KeyError, match="ours"):
+        record_server(tiny_config(model), open_server, WANTED)
+
+
+@pytest.mark.parametrize(
+    ("url", "key", "message"),
+    [
+        (
+            "http://127.0.0.1:port",
+            None,
+            "--from http://127.0.0.1:port is no URL that can be asked: Invalid port: 'port'",
+        ),
+        ("http://", None, "--from http:// names no host. Pass a URL such as http://host:8000"),
+        ("http://127.0.0.1:9", "schlüssel", "--server-api-key holds what is no printable ASCII"),
+        ("http://127.0.0.1:9", "one\ntwo", "--server-api-key holds what is no printable ASCII"),
+    ],
+)
+def test_what_no_server_can_be_asked_with_is_refused(url: str, key: str | None, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        CompletionsServer(url, api_key=key)
+
+
 def test_a_server_that_is_not_there(model: Path) -> None:
     with CompletionsServer("http://127.0.0.1:9") as server, pytest.raises(ServerError, match="cannot be reached"):
         record_server(tiny_config(model), server, WANTED)
@@ -209,6 +268,11 @@ def test_a_server_that_is_not_there(model: Path) -> None:
     [
         (["--from", "elsewhere"], "--from must be cardan, transformers or a URL such as http://host:8000, got 'else"),
         (["--server-model", "m"], "--server-model and --server-api-key need --from with a URL"),
+        (
+            ["--from", "transformers", "--noise-positions", "40", "--whole-layer", "norm"],
+            "nor a noise floor nor request parameters, so --whole-layer, --noise-positions has no effect",
+        ),
+        (["--from", "http://127.0.0.1:9", "--noise-positions", "40"], "so --noise-positions has no effect. Drop it."),
     ],
 )
 def test_wrong_sources(flags: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
