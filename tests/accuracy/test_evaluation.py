@@ -13,7 +13,17 @@ from accuracy_tiny import tiny_config
 
 from cardan.accuracy.evaluation import evaluate
 from cardan.accuracy.fingerprints import Fingerprint
-from cardan.accuracy.outcomes import Evaluation, Measure, Outcome, mcnemar, pair, read_evaluation, score, wilson
+from cardan.accuracy.outcomes import (
+    Evaluation,
+    Measure,
+    Outcome,
+    check_in_common,
+    mcnemar,
+    pair,
+    read_evaluation,
+    score,
+    wilson,
+)
 from cardan.accuracy.recording import tokenizer_for
 from cardan.cli import app
 from cardan.errors import ConfigError, GoldenFileError
@@ -135,8 +145,51 @@ def test_sets_are_compared_before_anything_runs(tmp_path: Path, capsys: pytest.C
     assert app.run([*against, "--set", "answers"]) == 1
     said = " ".join(capsys.readouterr().err.split())
     assert "no set in common: choices against answers. Run both with the same --set or --harness-tasks" in said
+    assert app.run([*against, "--harness-tasks", "arc_easy,gsm8k"]) == 1
+    said = " ".join(capsys.readouterr().err.split())
+    assert "no set in common: choices against arc_easy, gsm8k. Run both with the same --set or" in said
     assert app.run([*against, "--set", "poems"]) == 2
     assert "--set must be one of" in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.parametrize(
+    ("asked", "task", "shares"),
+    [
+        (("mmlu",), "mmlu", True),
+        (("mmlu",), "mmlu_anatomy", True),
+        (("mmlu_anatomy",), "mmlu", True),
+        (("mmlu_anatomy",), "mmlu_*", True),
+        (("mmlu",), "gsm8k", False),
+        (("mmlu",), "mm", False),
+        ((), "a_group_of_other_names", True),
+    ],
+)
+def test_tasks_are_compared_before_anything_runs(
+    asked: tuple[str, ...], task: str, shares: bool, tmp_path: Path
+) -> None:
+    """Groups become sets of other names; a file that does not say how its tasks were named is taken."""
+    Evaluation(maker=MAKER, outcomes={"mmlu_anatomy/acc": Outcome(values=(1.0,))}, asked=asked).write(tmp_path / "x")
+    kept = read_evaluation(tmp_path / "x")
+    if shares:
+        check_in_common(kept, (), (task,))
+    else:
+        with pytest.raises(GoldenFileError, match=f"no set in common: mmlu_anatomy/acc against {task}"):
+            check_in_common(kept, (), (task,))
+
+
+def test_perplexities_of_another_tokenizer_are_refused_before_anything_runs(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def evaluate(*_: object) -> None:
+        raise AssertionError("it ran")
+
+    monkeypatch.setattr("cardan.cli.evaluating.evaluate", evaluate)
+    maker = replace(MAKER, tokenizer="another", model="m")
+    values = Outcome(values=(-1.0,), measure="perplexity")
+    Evaluation(maker=maker, outcomes={"perplexity": values}).write(tmp_path / "x")
+    flags = ["--platform", "cpu", "--model", str(model), "--set", "perplexity", "--against", str(tmp_path / "x")]
+    assert app.run(["accuracy", "eval", *flags]) == 1
+    assert "their tokenizers differ: that of m is another" in " ".join(capsys.readouterr().err.split())
 
 
 @pytest.mark.model

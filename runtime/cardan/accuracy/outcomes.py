@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -64,10 +65,12 @@ class Evaluation:
     Attributes:
         maker: who it was.
         outcomes: by set.
+        asked: tasks of lm-evaluation-harness as they were named, of which groups become sets of other names.
     """
 
     maker: Fingerprint
     outcomes: Mapping[str, Outcome]
+    asked: tuple[str, ...] = ()
 
     def write(self, path: Path) -> None:
         """Keep it as JSON.
@@ -79,6 +82,7 @@ class Evaluation:
             "version": VERSION,
             "maker": self.maker.to_json(),
             "outcomes": {name: asdict(outcome) for name, outcome in self.outcomes.items()},
+            "asked": list(self.asked),
         }
         try:
             path.write_text(json.dumps(value, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
@@ -103,10 +107,11 @@ def read_evaluation(path: Path) -> Evaluation:
         empty = [name for name, outcome in outcomes.items() if not outcome.values]
         if empty:
             raise GoldenFileError(f"{path} holds no outcome of {empty[0]}. Make it anew by cardan accuracy eval --out.")
-        return Evaluation(maker=Fingerprint.from_json(value["maker"]), outcomes=outcomes)
+        asked = tuple(map(str, value.get("asked", ())))
+        return Evaluation(maker=Fingerprint.from_json(value["maker"]), outcomes=outcomes, asked=asked)
     except OSError as error:
         raise GoldenFileError(f"{path} cannot be read: {error.strerror}.") from error
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise GoldenFileError(
             f"{path} is no evaluation ({error!r}). Make one by cardan accuracy eval --out."
         ) from error
@@ -196,11 +201,56 @@ def common_sets(ours: Iterable[str], theirs: Iterable[str]) -> tuple[str, ...]:
     ours, theirs = tuple(ours), tuple(theirs)
     names = tuple(name for name in ours if name in theirs)
     if not names:
-        raise GoldenFileError(
-            f"The evaluations have no set in common: {', '.join(ours) or 'none'} against {', '.join(theirs)}. "
-            "Run both with the same --set or --harness-tasks."
-        )
+        raise _nothing_in_common(ours, theirs)
     return names
+
+
+def check_in_common(kept: Evaluation, sets: Sequence[str], tasks: Sequence[str]) -> None:
+    """See that what is to run can be paired with what is kept, as far as that is known before.
+
+    Args:
+        kept: of another engine.
+        sets: bundled ones that are to run.
+        tasks: of lm-evaluation-harness that are to run; groups and patterns too.
+
+    Raises:
+        GoldenFileError: they have no set in common.
+    """
+    if not any(name in kept.outcomes for name in sets) and not any(_may_share(task, kept) for task in tasks):
+        raise _nothing_in_common(kept.outcomes, (*sets, *tasks))
+
+
+def check_tokens(kept: Evaluation, tokenizer: str) -> None:
+    """See that perplexities can be paired token by token.
+
+    Args:
+        kept: of another engine.
+        tokenizer: checksum of what the model's tokenizer makes of texts.
+
+    Raises:
+        GoldenFileError: the tokenizers differ.
+    """
+    if "perplexity" in kept.outcomes and kept.maker.tokenizer and kept.maker.tokenizer != tokenizer:
+        raise GoldenFileError(
+            "The evaluations have other tokens in perplexity, since their tokenizers differ: that of "
+            f"{kept.maker.model} is another than the model's here. Compare models of one tokenizer, or leave the set "
+            "out by --set."
+        )
+
+
+def _may_share(task: str, kept: Evaluation) -> bool:
+    """Whether a task, or one of a group or of a pattern, may be among those that are kept."""
+    known = {name.partition("/")[0] for name in kept.outcomes if "/" in name}
+    if known and not kept.asked:
+        return True
+    return task in kept.asked or any(name.startswith(f"{task}_") or fnmatchcase(name, task) for name in known)
+
+
+def _nothing_in_common(ours: Iterable[str], theirs: Iterable[str]) -> GoldenFileError:
+    return GoldenFileError(
+        f"The evaluations have no set in common: {', '.join(ours) or 'none'} against {', '.join(theirs)}. "
+        "Run both with the same --set or --harness-tasks."
+    )
 
 
 def _of_one_measure(ours: Outcome, theirs: Outcome) -> tuple[Outcome, Outcome]:

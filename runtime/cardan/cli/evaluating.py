@@ -15,8 +15,18 @@ from rich.markup import escape
 from rich.table import Table
 
 from cardan.accuracy.evaluation import SETS, chosen_sets, evaluate, maker_of
+from cardan.accuracy.fingerprints import tokenizer_print
 from cardan.accuracy.harness import Harness, find_harness, kept_in, run_harness, task_folder, task_names
-from cardan.accuracy.outcomes import Evaluation, Measure, Outcome, common_sets, pair, read_evaluation, score
+from cardan.accuracy.outcomes import (
+    Evaluation,
+    Measure,
+    Outcome,
+    check_in_common,
+    check_tokens,
+    pair,
+    read_evaluation,
+    score,
+)
 from cardan.accuracy.recording import tokenizer_for
 from cardan.accuracy.statistics import Estimate
 from cardan.cli.flags import ENGINE_GROUPS, config_flags, log_level_flag, takes_flags
@@ -105,8 +115,9 @@ def evaluate_command(
     check_writable(out=flags.out)
     other = None if flags.against is None else read_evaluation(flags.against)
     chosen = chosen_sets(flags.set) if flags.set or not harness_flags.harness_tasks else ()
-    if other is not None and not harness_flags.harness_tasks:
-        common_sets(other.outcomes, chosen)
+    tasks = task_names(harness_flags.harness_tasks)
+    if other is not None:
+        check_in_common(other, chosen, tasks)
     with kept_in(harness_flags.harness_out) as folder:
         harness = harness_flags.harness_in(folder) if harness_flags.harness_tasks else None
         config = measured_config(values)
@@ -114,6 +125,8 @@ def evaluate_command(
         set_up_logging(config.server.log_level, console)
         tokenizer = tokenizer_for(config, required=True)
         assert tokenizer is not None, "it is required"
+        if other is not None and "perplexity" in chosen:
+            check_tokens(other, tokenizer_print(tokenizer))
         with Bars(console) as bars:
             done = _evaluated(config, tokenizer, chosen, harness, bars)
     show_evaluation(results(), done)
@@ -141,7 +154,7 @@ def _evaluated(
         bars("lm-evaluation-harness", 0, 0)
         outcomes |= run_harness(harness, served.url, served.model, served.context_length)
         bars("lm-evaluation-harness", 1, 1)
-    return Evaluation(maker=maker, outcomes=outcomes)
+    return Evaluation(maker=maker, outcomes=outcomes, asked=harness.tasks)
 
 
 def show_evaluation(console: Console, done: Evaluation) -> None:
