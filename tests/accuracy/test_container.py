@@ -125,6 +125,13 @@ def test_other_files_are_told_apart(tmp_path: Path) -> None:
             read_container(other)
 
 
+def test_a_header_that_is_nested_too_deep_is_damage(tmp_path: Path) -> None:
+    path, header = tmp_path / "a", b'{"a":' + b"[" * 100_000 + b"]" * 100_000 + b"}"
+    path.write_bytes(len(header).to_bytes(8, "little") + header)
+    with pytest.raises(GoldenFileError, match="its header is no JSON"):
+        read_container(path)
+
+
 def test_a_folder_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(GoldenFileError, match=r"cannot be written: No such file or directory. Choose another place"):
         write_container(tmp_path / "absent" / "x.cardan", HEADER, ARRAYS)

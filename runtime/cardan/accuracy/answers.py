@@ -54,8 +54,17 @@ class Answer:
 
 
 def read_answers(kept: Mapping[str, Any]) -> dict[str, Answer]:
-    """Answers from what ``measure`` gave, by name."""
-    return {name: Answer(**value) for name, value in kept.items()}
+    """Answers from what ``measure`` gave, by name.
+
+    Raises:
+        TypeError: fields are others than an answer's, or no numbers.
+    """
+    found = {name: Answer(**value) for name, value in kept.items()}
+    for name, answer in found.items():
+        numbers = (answer.draws, answer.statistic, answer.freedom, 0.0 if answer.p is None else answer.p)
+        if not all(isinstance(number, (int, float)) for number in numbers):
+            raise TypeError(f"what is kept of {name} is {numbers!r}")
+    return found
 
 
 def failures(answers: Mapping[str, Answer], who: str) -> list[str]:

@@ -108,7 +108,7 @@ def read_container(path: Path) -> Container:
     arrays = {name: _array(data, entry) for name, entry in table.items()}
     try:
         header = json.loads(metadata["header"])
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise GoldenFileError(f"{path} is damaged: its metadata has no header. Record it anew.") from error
     return Container(header=header, arrays=arrays, version=version)
 
@@ -135,7 +135,7 @@ def _table(path: Path, raw: bytes) -> tuple[dict[str, Any], int]:
         raise GoldenFileError(f"{path} is truncated within its header ({len(raw)} bytes). Copy it again.")
     try:
         table = json.loads(raw[8 : 8 + length])
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise GoldenFileError(f"{path} is damaged: its header is no JSON ({error}). Copy it again.") from error
     if not isinstance(table, dict):
         raise GoldenFileError(f"{path} is damaged: its header is no JSON object. Copy it again.")

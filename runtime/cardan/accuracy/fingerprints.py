@@ -10,7 +10,7 @@ import importlib.metadata
 import json
 import platform as machine
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 import numpy as np
@@ -24,6 +24,7 @@ from cardan.weights import OpenedCheckpoint
 Progress = Callable[[str, int, int], None]
 VALUES_UP_TO = 4 * 2**30
 """Bytes of weights up to which their values are summed up as well as their encodings."""
+_TABLES = ("formats", "weights", "settings", "capabilities", "versions")
 _PROBE = "The quick brown fox: 0123456789, naïve café — 你好, мир!\n\tdef f(x): return x**2  # ok"
 
 
@@ -86,7 +87,16 @@ class Fingerprint:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Fingerprint:
-        """From what ``to_json`` gave."""
+        """From what ``to_json`` gave.
+
+        Raises:
+            TypeError: a field is missing, unknown or of another type.
+        """
+        for item in fields(cls):
+            kept, text = value.get(item.name), item.name not in (*_TABLES, "vocab_size")
+            wanted = str if text else int if item.name == "vocab_size" else dict
+            if item.name in value and not isinstance(kept, wanted):
+                raise TypeError(f"{item.name} of its maker is {kept!r}")
         weights = {
             name: TensorPrint(item["fmt"], tuple(item["shape"]), item["encoded"], item["values"])
             for name, item in value["weights"].items()

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from cardan.accuracy.answers import read_answers
 from cardan.accuracy.cases import Case
 from cardan.accuracy.container import Arrays, read_container, write_container
 from cardan.accuracy.fingerprints import Fingerprint
@@ -19,6 +20,8 @@ from cardan.accuracy.scores import Greedy, Scores
 from cardan.errors import CardanError, GoldenFileError
 from cardan.types import Float32Array, Int32Array
 
+NOISE_NUMBERS = ("mean", "p99", "max", "moves", "flip_margin")
+"""What is kept of each kind of variation."""
 _SMALL_IDS = 2**16
 
 
@@ -138,8 +141,8 @@ def read_golden(path: Path) -> Golden:
             cases=cases,
             layers=layers,
             whole={name[6:]: values for name, values in arrays.items() if name.startswith("whole.")},
-            noise=header["noise"],
-            semantics=header["semantics"],
+            noise=_read_noise(header["noise"]),
+            semantics=_read_semantics(header["semantics"]),
             notes=tuple(header["notes"]),
         )
     except CardanError as error:
@@ -200,6 +203,9 @@ def _read_cases(entries: Sequence[Mapping[str, Any]], arrays: Arrays) -> tuple[R
             rest=arrays["rest"][span],
         )
         fields = {name: entry[name] for name in ("name", "num_prompt", "score_from", "wave", "greedy_tokens")}
+        wrong = [name for name, value in fields.items() if not isinstance(value, str if name == "name" else int)]
+        if wrong:
+            raise TypeError(f"{wrong[0]} of a prompt is {fields[wrong[0]]!r}")
         case = Case(ids=tuple(int(token) for token in ids), **fields)
         if case.num_positions != scores.num_positions:
             raise ValueError(f"{case.name} has {scores.num_positions} positions of {case.num_positions}")
@@ -212,6 +218,8 @@ def _read_cases(entries: Sequence[Mapping[str, Any]], arrays: Arrays) -> tuple[R
                 logprobs=arrays["greedy_logprobs"][here],
                 margins=arrays["greedy_margins"][here],
             )
+            if {len(greedy.ids), len(greedy.logprobs), len(greedy.margins)} != {entry["greedy"]}:
+                raise ValueError(f"{case.name} has {len(greedy.ids)} tokens of free text of {entry['greedy']}")
         found.append(
             Recorded(case=case, text=entry["text"], scores=scores, greedy=greedy, greedy_text=entry["greedy_text"])
         )
@@ -222,6 +230,19 @@ def _take(array: Any, at: dict[str, int], name: str, count: int) -> Any:
     start = at[name]
     at[name] = start + count
     return array[start : start + count]
+
+
+def _read_noise(kept: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, float]]:
+    found = {way: {name: float(number) for name, number in spread.items()} for way, spread in kept.items()}
+    for way, spread in found.items():
+        if any(np.isnan(spread[name]) for name in NOISE_NUMBERS):
+            raise ValueError(f"the noise of {way!r} is no number")
+    return found
+
+
+def _read_semantics(kept: Mapping[str, Any]) -> Mapping[str, Any]:
+    read_answers(kept)
+    return kept
 
 
 def _read_layers(entry: Mapping[str, Any] | None, arrays: Arrays) -> LayerPrints | None:

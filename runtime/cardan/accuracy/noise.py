@@ -11,6 +11,7 @@ import numpy as np
 
 from cardan.accuracy.cases import Case, limited
 from cardan.accuracy.divergence import agreement, kl, logprob_moves, margins
+from cardan.accuracy.golden import NOISE_NUMBERS
 from cardan.accuracy.rounding import Pusher
 from cardan.accuracy.scores import Scores
 from cardan.accuracy.session import Progress, Session, Way
@@ -96,5 +97,4 @@ def _tell(progress: Progress | None, done: int, total: int) -> None:
 
 def worst(noise: Mapping[str, Spread]) -> dict[str, float]:
     """The largest of each number over all ways; zeros where none was measured."""
-    names = ("mean", "p99", "max", "moves", "flip_margin")
-    return {name: max((spread[name] for spread in noise.values()), default=0.0) for name in names}
+    return {name: max((spread[name] for spread in noise.values()), default=0.0) for name in NOISE_NUMBERS}
