@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -141,6 +143,58 @@ def test_whole_results_of_layers_are_kept_on_request(tiny_llama: Path, cases) ->
     assert np.allclose(golden.whole[f"{cases[3].name}/norm"], want, atol=1e-4)
     with pytest.raises(ConfigError, match=r"--whole-layer names 'absent', expected some of layers.0.input_norm"):
         record(tiny_config(tiny_llama), replace(wanted, whole=("absent",)))
+
+
+def test_a_layer_that_is_not_there_is_refused_before_all_is_scored(
+    tiny_llama: Path, cases, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from accuracy_tiny import tiny_config
+
+    def score(*_: object, **__: object) -> None:
+        raise AssertionError("all was scored")
+
+    monkeypatch.setattr("cardan.accuracy.recording.layer_results", lambda session, some: [{"norm": len(some)}])
+    monkeypatch.setattr("cardan.accuracy.session.Run.score", score)
+    with pytest.raises(ConfigError, match=r"--whole-layer names 'absent', expected some of norm\."):
+        record(tiny_config(tiny_llama), Wanted(cases=cases, noise=False, whole=("absent",), semantics=False))
+
+
+@pytest.mark.parametrize(
+    ("part", "value"),
+    [
+        ("noise", {"run again": {"mean": "much"}}),
+        ("noise", {"run again": {}}),
+        ("noise", [1]),
+        ("semantics", {"temperature": {"name": "temperature", "support": "native", "p": "x"}}),
+        ("semantics", [1]),
+        ("fingerprint", {"settings": None}),
+        ("fingerprint", {"vocab_size": "many"}),
+        ("cases", {"wave": "late"}),
+        ("cases", {"greedy": 10**6}),
+    ],
+)
+def test_a_header_that_makes_no_sense_is_refused_when_it_is_read(
+    part: str, value: Any, recorded, tmp_path: Path
+) -> None:
+    path = tmp_path / "a.cardan"
+    recorded(noise=False).write(path)
+    kept = read_container(path)
+    header: dict[str, Any] = json.loads(json.dumps(kept.header))
+    if part == "cases":
+        header["cases"][0] |= value
+    else:
+        header[part] = {**header[part], **value} if part == "fingerprint" else value
+    write_container(path, header, kept.arrays)
+    with pytest.raises(GoldenFileError, match="lacks what a golden file of version 1 has"):
+        read_golden(path)
+
+
+@pytest.mark.parametrize("wanted", [{"positions": 7}, {"positions": -1}, {"noise_positions": 7}])
+def test_too_few_positions_are_refused_before_anything_starts(wanted: dict[str, int]) -> None:
+    with pytest.raises(
+        ConfigError, match=f"positions must be at least 8, got {next(iter(wanted.values()))}. Pass more"
+    ):
+        Wanted(**wanted)
 
 
 def test_a_platform_without_logprobs_is_refused(tiny_llama: Path) -> None:

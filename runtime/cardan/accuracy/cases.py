@@ -17,6 +17,8 @@ from cardan.errors import ConfigError
 BUNDLED = "prompts.json"
 GREEDY_TOKENS = 24
 """Tokens of each prompt's free text."""
+LEAST_POSITIONS = 8
+"""Fewest scored positions that all sequences together are shortened to."""
 MARGIN = 8
 """Tokens of the context that are left free beside a sequence and its free text."""
 
@@ -161,8 +163,8 @@ def limited(cases: Iterable[Case], most: int | None) -> tuple[Case, ...]:
     total = sum(case.num_positions for case in cases)
     if most is None or total <= most:
         return cases
-    if most < 8:
-        raise ConfigError(f"--positions must be at least 8, got {most}.")
+    if most < LEAST_POSITIONS:
+        raise ConfigError(f"--positions must be at least {LEAST_POSITIONS}, got {most}.")
     share = most / total
     return tuple(_shortened(case, max(2, int(case.num_positions * share))) for case in cases)
 

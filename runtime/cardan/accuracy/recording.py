@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
-from cardan.accuracy.cases import Case, Text, bundled_texts, check_cases, limited
+from cardan.accuracy.cases import LEAST_POSITIONS, Case, Text, bundled_texts, check_cases, limited
 from cardan.accuracy.fingerprints import fingerprint
 from cardan.accuracy.golden import Golden, LayerPrints, Recorded
 from cardan.accuracy.layers import layer_results, prints_of
@@ -59,8 +58,15 @@ class Wanted:
     def __post_init__(self) -> None:
         if not 1 <= self.top <= MOST_TOP:
             raise ConfigError(f"--top must be between 1 and {MOST_TOP}, got {self.top}.")
-        if self.noise_positions < 8:
-            raise ConfigError(f"--noise-positions must be at least 8, got {self.noise_positions}.")
+        if self.noise_positions < LEAST_POSITIONS:
+            raise ConfigError(
+                f"--noise-positions must be at least {LEAST_POSITIONS}, got {self.noise_positions}. "
+                "Pass more, or --no-noise."
+            )
+        if self.positions is not None and self.positions < LEAST_POSITIONS:
+            raise ConfigError(
+                f"--positions must be at least {LEAST_POSITIONS}, got {self.positions}. Pass more, or none for all."
+            )
 
 
 def make_cases(wanted: Wanted, tokenizer: Tokenizer | None) -> tuple[Case, ...]:
@@ -126,6 +132,7 @@ def record_session(
     """A record of a session that runs already."""
     plan = session.plan
     cases = check_cases(cases, plan.model.vocab_size, min(plan.context_length, int(plan.value("max_total_tokens")) - 1))
+    _check_whole(session, cases, wanted.whole)
     top = min(wanted.top, plan.model.vocab_size)
     checkpoint = session.prepared.opened.checkpoint
     made_by = fingerprint(plan, session.capabilities, checkpoint, tokenizer, progress=progress)
@@ -174,16 +181,28 @@ def _what_ran(run: Run, cases: Sequence[Case]) -> str:
     )
 
 
+def _check_whole(session: Session, cases: Sequence[Case], whole: Sequence[str]) -> None:
+    """See by a few tokens that there are the results to keep, before all are scored."""
+    if not whole:
+        return
+    if watch(session.prepared.loaded, lambda call: None) is None:
+        raise ConfigError(
+            f"--whole-layer keeps results of operations, and {session.plan.device.name} shows none. Drop it."
+        )
+    shortest = min(cases, key=lambda case: len(case.ids))
+    taps = tuple(layer_results(session, [shortest])[0])
+    unknown = [tap for tap in whole if tap not in taps]
+    if unknown:
+        some = ", ".join(taps) if len(taps) <= 8 else f"{', '.join(taps[:2])} … {', '.join(taps[-3:])}"
+        raise ConfigError(f"--whole-layer names {unknown[0]!r}, expected some of {some}.")
+
+
 def _layers(
     session: Session, cases: Sequence[Case], wanted: Wanted
 ) -> tuple[LayerPrints | None, Mapping[str, Float32Array]]:
     if not (wanted.layers or wanted.whole) or watch(session.prepared.loaded, lambda call: None) is None:
         return None, {}
     results = layer_results(session, cases)
-    taps: dict[str, Any] = results[0]
-    unknown = [tap for tap in wanted.whole if tap not in taps]
-    if unknown:
-        raise ConfigError(f"--whole-layer names {unknown[0]!r}, expected some of {', '.join(taps)}.")
     whole = {
         f"{case.name}/{tap}": result[tap] for case, result in zip(cases, results, strict=True) for tap in wanted.whole
     }

@@ -61,6 +61,17 @@ class RecordFlags:
     server_model: Annotated[str | None, Parameter(help="Model that requests to such a server name; its first.")] = None
     server_api_key: Annotated[str | None, Parameter(help="API key of such a server.")] = None
 
+    def without_effect(self) -> list[str]:
+        """Flags that were given and that only an engine of Cardan's heeds."""
+        given = {
+            "--whole-layer": bool(self.whole_layer),
+            "--no-layers": not self.layers,
+            "--no-noise": not self.noise,
+            "--noise-positions": self.noise_positions is not None,
+            "--no-semantics": not self.semantics,
+        }
+        return [flag for flag, is_given in given.items() if is_given]
+
     def wanted(self) -> Wanted:
         """The same, read and checked."""
         return Wanted(
@@ -122,9 +133,15 @@ def record_command(
 
 
 def _record_from(flags: RecordFlags, config: EngineConfig, wanted: Wanted, bars: Bars) -> Golden:
-    is_server = flags.source.startswith(("http://", "https://"))
+    is_server = flags.source.lower().startswith(("http://", "https://"))
     if not is_server and (flags.server_model or flags.server_api_key):
         raise ConfigError("--server-model and --server-api-key need --from with a URL. Drop them, or name the server.")
+    idle = flags.without_effect() if is_server or flags.source == "transformers" else []
+    if idle:
+        raise ConfigError(
+            f"Records --from {flags.source} hold neither layers nor a noise floor nor request parameters, so "
+            f"{', '.join(idle)} has no effect. Drop it."
+        )
     if is_server:
         from cardan.accuracy.from_server import CompletionsServer, record_server
 
