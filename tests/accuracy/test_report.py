@@ -86,6 +86,10 @@ def test_a_page_without_layers_and_differences(recorded) -> None:
     assert page.count("<svg") == 2
 
 
+def test_wide_tables_scroll_by_themselves_on_narrow_screens(compared: Comparison) -> None:
+    assert re.search(r"@media\(max-width:\d+rem\)\{table\{display:block;overflow-x:auto\}\}", render(compared))
+
+
 def test_axes_put_values_where_they_belong() -> None:
     line = Axis(low=0, high=10)
     assert [line.share(value) for value in (0, 5, 10, 20, -3)] == [0, 0.5, 1, 1, 0]

@@ -32,6 +32,7 @@ td.n,th.n{text-align:right;font-variant-numeric:tabular-nums}.verdict{font-size:
 .same{color:#1a8a4a}.drift{color:var(--warn)}.different{color:#d03434}.dim{color:var(--dim)}
 svg{width:100%;height:auto}svg text{font-size:11px;fill:var(--dim)}svg circle,svg rect{fill:var(--mark)}
 .grid{stroke:var(--line)}.level{stroke:var(--warn);stroke-dasharray:5 4}pre{white-space:pre-wrap;margin:0}
+@media(max-width:40rem){table{display:block;overflow-x:auto}}
 """
 
 
