@@ -20,7 +20,7 @@ from cardan.accuracy.verdict import Verdict
 from cardan.cli.comparison_text import show_comparison, show_record
 from cardan.cli.evaluating import evaluate_command
 from cardan.cli.flags import ENGINE_GROUPS, config_flags, log_level_flag, takes_flags
-from cardan.cli.measuring import Bars, check_writable, measured_config
+from cardan.cli.measuring import Bars, check_apart, check_writable, measured_config
 from cardan.cli.terminal import messages, results, set_up_logging
 from cardan.config import EngineConfig
 from cardan.errors import ConfigError
@@ -170,6 +170,7 @@ def compare_command(
 ) -> int:
     """Compare a record with an engine run here, or with a second record; exits with 0, 3 (drift) or 4 (different)."""
     check_writable(json=flags.json_file, html=flags.html_file)
+    check_apart((golden, other), json=flags.json_file, html=flags.html_file)
     truth = read_golden(golden)
     if other is not None:
         _check_alone(values, flags)

@@ -30,7 +30,7 @@ from cardan.accuracy.outcomes import (
 from cardan.accuracy.recording import tokenizer_for
 from cardan.accuracy.statistics import Estimate
 from cardan.cli.flags import ENGINE_GROUPS, config_flags, log_level_flag, takes_flags
-from cardan.cli.measuring import Bars, check_writable, measured_config
+from cardan.cli.measuring import Bars, check_apart, check_writable, measured_config
 from cardan.cli.served import serving
 from cardan.cli.terminal import messages, results, set_up_logging
 from cardan.config import EngineConfig
@@ -113,6 +113,7 @@ def evaluate_command(
     """Run tasks, the bundled ones or lm-evaluation-harness's, with confidence intervals and paired tests."""
     harness_flags.check()
     check_writable(out=flags.out)
+    check_apart((flags.against,), out=flags.out)
     other = None if flags.against is None else read_evaluation(flags.against)
     chosen = chosen_sets(flags.set) if flags.set or not harness_flags.harness_tasks else ()
     tasks = task_names(harness_flags.harness_tasks)

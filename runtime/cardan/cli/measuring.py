@@ -6,6 +6,7 @@ It knows no record, no comparison and no score.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,25 @@ def check_writable(**files: Path | None) -> None:
         what = None if path is None else _why_not_writable(path)
         if what is not None:
             raise ConfigError(f"--{flag} {path} {what}. Name a file in a folder that is there.")
+
+
+def check_apart(read: Iterable[Path | None], **files: Path | None) -> None:
+    """See that no file is written over one that is read, or over another that is written.
+
+    Args:
+        read: what is compared with; None where it was not given.
+        files: by flag, such as ``html=path``; None where it was not given.
+
+    Raises:
+        ConfigError: two are the same.
+    """
+    taken = {path.resolve(): f"{path}, which is read" for path in read if path is not None}
+    for flag, path in files.items():
+        if path is None:
+            continue
+        if path.resolve() in taken:
+            raise ConfigError(f"--{flag} {path} would be written over {taken[path.resolve()]}. Name another file.")
+        taken[path.resolve()] = f"what --{flag} writes"
 
 
 def _why_not_writable(path: Path) -> str | None:
