@@ -164,6 +164,7 @@ def _echoed(**changes: Any) -> dict[str, Any]:
             "gives no logprobs of prompts: 0 of 8 positions came with echo",
         ),
         ({"status": 503}, "answers 503"),
+        ({"status": 400, "models": "at most 20 logprobs"}, "answers 400: .*20 logprobs.* pass as many by --top"),
         ({"echo": lambda body: [1]}, "gives no logprobs with its completions"),
         (
             {

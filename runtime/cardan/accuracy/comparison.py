@@ -227,7 +227,7 @@ def _pairs(ours: Golden, theirs: Golden) -> list[tuple[Recorded, Recorded]]:
         if other.case.ids != recorded.case.ids or other.case.score_from != recorded.case.score_from:
             raise GoldenFileError(
                 f"Prompt {recorded.case.name!r} has other token ids in the two records, or is scored from another "
-                "position: the tokenizers differ, or the prompts were changed. Record both with the same ones."
+                "position: the tokenizers differ, or --prompts or --positions. Record both with the same ones."
             )
         pairs.append((recorded, other))
     return pairs

@@ -25,6 +25,7 @@ from cardan.text.tokenizer import Tokenizer
 
 TIMEOUT_S = 600.0
 CONNECT_S = 10.0
+BAD_REQUEST = 400
 LEAST_TOKENS = 8
 """Of a prompt by which a server's tokenizer is told from another."""
 NO_LOGPROB = -100.0
@@ -173,7 +174,10 @@ class CompletionsServer:
         except self._httpx.HTTPError as error:
             raise ServerError(f"{self.base_url} cannot be reached: {error}. Check the URL of --from.") from error
         if reply.status_code != 200:
-            raise ServerError(f"{self.base_url}{path} answers {reply.status_code}: {reply.text[:300]}")
+            said = f"{self.base_url}{path} answers {reply.status_code}: {reply.text[:300]}"
+            if reply.status_code == BAD_REQUEST and "logprobs" in reply.text:
+                said += " If it gives fewer logprobs of a token, pass as many by --top, such as --top 20."
+            raise ServerError(said)
         try:
             return reply.json()
         except ValueError as error:
