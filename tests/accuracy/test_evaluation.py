@@ -130,6 +130,11 @@ def test_other_sets_and_items_are_refused(tmp_path: Path) -> None:
     (tmp_path / "x").write_text("[]")
     with pytest.raises(GoldenFileError, match="is no evaluation"):
         read_evaluation(tmp_path / "x")
+    (tmp_path / "x").write_bytes(b"\xa0" * 1000)
+    with pytest.raises(
+        GoldenFileError, match=r"is no evaluation, since it is no text \(invalid start byte\)\. Make one"
+    ):
+        read_evaluation(tmp_path / "x")
     (tmp_path / "x").write_text('{"version": 9}')
     with pytest.raises(GoldenFileError, match="of version 9, but this Cardan reads up to 2"):
         read_evaluation(tmp_path / "x")

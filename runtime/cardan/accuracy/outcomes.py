@@ -111,6 +111,10 @@ def read_evaluation(path: Path) -> Evaluation:
         return Evaluation(maker=Fingerprint.from_json(value["maker"]), outcomes=outcomes, asked=asked)
     except OSError as error:
         raise GoldenFileError(f"{path} cannot be read: {error.strerror}.") from error
+    except UnicodeDecodeError as error:
+        raise GoldenFileError(
+            f"{path} is no evaluation, since it is no text ({error.reason}). Make one by cardan accuracy eval --out."
+        ) from error
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise GoldenFileError(
             f"{path} is no evaluation ({error!r}). Make one by cardan accuracy eval --out."
