@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import os
 import queue
@@ -256,15 +257,28 @@ def test_port_in_use_is_told_before_anything_is_loaded() -> None:
 
 
 def test_address_of_another_machine() -> None:
-    with pytest.raises(ConfigError, match=r"Cannot listen on --host 203\.0\.113\.1 --port 0"):
+    with pytest.raises(
+        ConfigError, match=r"Cannot listen on --host 203\.0\.113\.1 --port 0: .*\. Pass a --host that is"
+    ):
         bind_socket(ServerConfig(host="203.0.113.1", port=0))
 
 
 def test_host_name() -> None:
     with bind_socket(ServerConfig(host="localhost", port=0)) as sock:
         assert sock.getsockname()[0] == "127.0.0.1"
-    with pytest.raises(ConfigError, match=r"Cannot listen on --host no\.such\.host\.invalid"):
+    with pytest.raises(
+        ConfigError, match=r"Cannot listen on --host no\.such\.host\.invalid .*\. Pass a --host that is"
+    ):
         bind_socket(ServerConfig(host="no.such.host.invalid", port=0))
+
+
+def test_port_that_the_user_may_not_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    def bind(*_: Any) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(socket, "socket", type("Socket", (socket.socket,), {"bind": bind}))
+    with pytest.raises(ConfigError, match=r"--port 80: Permission denied\. Pass a --port from 1024 on"):
+        bind_socket(ServerConfig(port=80))
 
 
 async def test_small_answers_leave_at_once() -> None:

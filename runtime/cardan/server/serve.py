@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import logging
 import signal
 import socket
@@ -186,10 +187,19 @@ def bind_socket(server: ServerConfig) -> socket.socket:
         sock.close()
         raise ConfigError(
             f"Cannot listen on --host {server.host} --port {server.port}: {error.strerror or error}. "
-            "Stop what uses it, or pass another --port (0 takes a free one)."
+            f"{_instead_of(error)}"
         ) from error
     sock.setblocking(False)
     return sock
+
+
+def _instead_of(error: OSError) -> str:
+    """What to do about an address that cannot be listened on."""
+    if isinstance(error, socket.gaierror) or error.errno in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
+        return "Pass a --host that is an address or a name of this machine (0.0.0.0 takes all of its IPv4 addresses)."
+    if error.errno in (errno.EACCES, errno.EPERM):
+        return "Pass a --port from 1024 on (0 takes a free one), or start the server as a user who may take this one."
+    return "Stop what uses it, or pass another --port (0 takes a free one)."
 
 
 class _UvicornServer(uvicorn.Server):
