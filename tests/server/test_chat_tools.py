@@ -450,3 +450,14 @@ def test_generation_ends_with_the_only_call(tool_server: ServerThread, stream: b
     assert message["stop_reason"] == "tool_use"
     assert message["usage"]["output_tokens"] < len(text) - 200
     server.wait_idle()
+
+
+def test_a_template_without_tools_is_named_before_a_format_of_calls(start_fake: Callable[..., ServerThread]) -> None:
+    server = start_fake()
+    server.engine.tokenizer.chat_templates = {"default": "{{ messages[0].content }}"}
+    for fields in ({}, {"tool_choice": "required"}):
+        response = server.http.post("/v1/chat/completions", json=asking("x", **fields))
+        assert (response.status_code, response.json()["error"]["param"]) == (400, "tools")
+        message = response.json()["error"]["message"]
+        assert "--chat-template chatml" in message
+        assert "--tool-call-parser" not in message

@@ -88,7 +88,7 @@ async def prepare_chat(state: ServerState, body: ChatBody, live: LiveRequest) ->
     limit, minimum = body.limit(), body.minimum()
     messages = await read_pieces(body.messages, "messages", lambda: read_messages(body.messages))
     form = answer_format(state)
-    tools = _read_tools(form, body)
+    tools = _read_tools(state, form, body)
     prompt = await _render(state, body, messages, tools)
     state.check_text(prompt, "messages")
     ids = await encode_prompt(state.engine.tokenizer, prompt, add_special_tokens=False)
@@ -120,10 +120,18 @@ async def prepare_chat(state: ServerState, body: ChatBody, live: LiveRequest) ->
     return PreparedChat(body, job, form, wanted)
 
 
-def _read_tools(form: AnswerFormat, body: ChatBody) -> ToolUse:
+def _read_tools(state: ServerState, form: AnswerFormat, body: ChatBody) -> ToolUse:
     tools = read_tool_use(body.tools, body.tool_choice)
     if not tools.wanted:
         return tools
+    tokenizer = state.engine.tokenizer
+    if tokenizer.chat_templates and not tokenizer.template_reads("tools"):
+        raise RequestError(
+            "'tools' cannot be called: the model's chat template has no place for them. Leave the field out, or start "
+            "the server with a --chat-template that has one, such as --chat-template chatml.",
+            param="tools",
+            code="unsupported_parameter",
+        )
     if form.tools is None and not tools.forced:
         raise RequestError(
             "'tools' cannot be called: this server does not know how the model writes calls. Leave the field out, or "
