@@ -50,7 +50,7 @@ def test_steps_are_recorded(tmp_path: Path, plain: bool) -> None:
         for path in ("/start_profile", "/stop_profile"):
             assert server.http.post(path, json={}).status_code == 401
         assert server.http.post("/stop_profile", headers=key).json()["error"]["code"] == "not_started"
-        assert server.http.post("/start_profile", json={}, headers=key).json()["success"] is True
+        assert server.http.post("/start_profile", headers=key).json()["success"] is True
         twice = server.http.post("/start_profile", json={}, headers=key)
         assert (twice.status_code, twice.json()["error"]["code"]) == (400, "busy")
         assert server.http.post("/generate", json=ASKED).json()["output_ids"] == before["output_ids"]

@@ -17,7 +17,7 @@ from starlette.responses import Response
 
 from cardan.engine.profiling import MAX_STEPS
 from cardan.errors import ConfigError, RequestError
-from cardan.server.http.bodies import Body, Refusal, is_one_of, parse_body, read_object
+from cardan.server.http.bodies import Body, Refusal, decode_object, is_one_of, parse_body, read_body, read_object
 from cardan.server.http.replies import JsonResponse
 from cardan.server.state import state_of
 
@@ -103,8 +103,8 @@ class ProfileBody(Body):
 async def start_profile(request: Request) -> Response:
     """POST ``/start_profile``: record what the scheduler's steps do from now on."""
     state = state_of(request)
-    data = await read_object(request, state.config.server.max_body_bytes)
-    body = parse_body(ProfileBody, data, PROFILE_REFUSED)
+    data = await read_body(request, state.config.server.max_body_bytes)
+    body = parse_body(ProfileBody, decode_object(data or b"{}"), PROFILE_REFUSED)
     await state.engine.start_profile(body.num_steps)
     return JsonResponse({"success": True, "folder": state.config.server.profile_folder, "num_steps": body.num_steps})
 
