@@ -194,13 +194,13 @@ REFUSED: list[tuple[EngineConfig, dict[str, Any], type[CardanError], str]] = [
         config(c={"page_size": 48}),
         {"page_sizes": (16, 32, 64)},
         UnsupportedError,
-        "page_size must be one of 16, 32, 64 on platform 'npu', got 48. Pass --page-size 64.",
+        "--page-size must be one of 16, 32, 64 on platform 'npu', got 48. Pass --page-size 64.",
     ),
     (
         config(c={"page_size": 128}),
         {"page_sizes": (16, 32, 64)},
         UnsupportedError,
-        "page_size must be one of 16, 32, 64 on platform 'npu', got 128. Pass --page-size 64.",
+        "--page-size must be one of 16, 32, 64 on platform 'npu', got 128. Pass --page-size 64.",
     ),
     (
         config(p={"tp_size": 2}),

@@ -265,7 +265,7 @@ def _paging(inputs: _Inputs) -> dict[str, Setting]:
         nearest = min((size for size in offered if size >= page.value), default=max(offered))
         listed = ", ".join(str(size) for size in sorted(offered))
         raise UnsupportedError(
-            f"page_size must be one of {listed} on platform {inputs.platform.name!r}, got {page.value}. "
+            f"--page-size must be one of {listed} on platform {inputs.platform.name!r}, got {page.value}. "
             f"Pass --page-size {nearest}."
         )
     off = cache.disable_radix_cache
