@@ -25,7 +25,7 @@ VERIFIED = {
 """How the tests of each variant of the native kernels have been run: on a processor that has its instructions, or with
 these emulated (``make native-emulate``)."""
 
-NO_TORCH = "torch is not installed; `pip install cardan[cpu]` brings it"
+NO_TORCH = "torch is not installed; `pip install 'cardan[cpu]'` brings it"
 NO_NATIVE = "cardan-native is not installed; `pip install ./kernels/native` builds it from Cardan's sources"
 
 

@@ -54,8 +54,8 @@ def installed(monkeypatch, tmp_path):
 CUDA_BUILD, HIP_BUILD = "cuda: Optional[str] = '12.8'\nhip: Optional[str] = None\n", "cuda = None\nhip: str = '6.4.1'\n"
 
 MISSING = [
-    (NVIDIA, {"lacks": ("torch",)}, "torch is not installed; `pip install cardan[cuda]` brings it"),
-    (AMD, {"lacks": ("triton",)}, "triton is not installed; `pip install cardan[rocm]` brings it"),
+    (NVIDIA, {"lacks": ("torch",)}, "torch is not installed; `pip install 'cardan[cuda]'` brings it"),
+    (AMD, {"lacks": ("triton",)}, "triton is not installed; `pip install 'cardan[rocm]'` brings it"),
     (
         NVIDIA,
         {"runtime": HIP_BUILD},

@@ -61,7 +61,7 @@ def lacking(vendor: Vendor, root: Path = Path("/")) -> str | None:
     """
     for module in ("torch", "triton"):
         if find_spec(module) is None:
-            return f"{module} is not installed; `pip install cardan[{vendor.extra}]` brings it"
+            return f"{module} is not installed; `pip install 'cardan[{vendor.extra}]'` brings it"
     built_for = torch_runtime(vendor.runtime)
     if built_for is None:
         kind = {"cuda": "CUDA", "hip": "ROCm"}[vendor.runtime]
