@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import builtins
 import importlib.util
 from pathlib import Path
 
@@ -27,3 +29,12 @@ def test_every_keyword_of_the_table_is_tried() -> None:
     together = {"if": {"if", "then", "else"}}
     tried = {name for case in CASES for name in together.get(case.name, {case.name})}
     assert STANDARD - tried == set()
+
+
+def test_the_example_makes_what_it_uses() -> None:
+    (_, rest) = (DOCS / "structured-output.md").read_text().split("```python\n", 1)
+    body = ast.parse(rest.split("```")[0])
+    names = [node for node in ast.walk(body) if isinstance(node, ast.Name)]
+    made = {node.id for node in names if isinstance(node.ctx, ast.Store)} | set(dir(builtins))
+    made |= {node.name.split(".")[-1] for node in ast.walk(body) if isinstance(node, (ast.ClassDef, ast.alias))}
+    assert {node.id for node in names} <= made
