@@ -62,14 +62,18 @@ class Record:
     """The file with all results."""
 
     def __init__(self, path: Path, about: dict[str, Any]) -> None:
-        """Go on with an unfinished file of the same kind, or keep what a finished one has until it is measured anew.
+        """Go on with an unfinished file, or keep what a finished one has until it is measured anew.
+
+        What another machine measured is dropped: ratios within one table are of one machine.
 
         Args:
             path: of the file.
-            about: machine, versions and the like; those of the last run are kept in the file.
+            about: ``machine``, versions and the like; those of the last run are kept in the file.
         """
         self._path = path
         old: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {}
+        if old.get("about", {}).get("machine") != about["machine"]:
+            old = {}
         self.going_on = bool(old) and not old.get("complete", True)
         self._fresh: list[str] = list(old.get("measured_now", ())) if self.going_on else []
         self.value: dict[str, Any] = {"about": about, "floors": {}, "peers": {}, "cases": {}}

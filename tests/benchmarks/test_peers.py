@@ -38,15 +38,15 @@ def test_disturbed_runs_are_thrown_away_and_few_clean_ones_are_noisy(load_module
 
 def test_a_stopped_run_goes_on_and_a_finished_one_begins_anew(load_module: Any, tmp_path: Path) -> None:
     record, file = load_module("peers.record").Record, tmp_path / "peers.json"
-    first = record(file, {"run": 1})
+    first = record(file, {"machine": "m", "run": 1})
     first.put("g/a", {"x": 1})
-    again = record(file, {"run": 2})
+    again = record(file, {"machine": "m", "run": 2})
     assert again.going_on
     assert again.has("g/a")
     again.put("g/a", {"y": 2})
     assert again.value["cases"]["g/a"] == {"x": 1, "y": 2}
     again.save(complete=True)
-    anew = record(file, {"run": 3})
+    anew = record(file, {"machine": "m", "run": 3})
     assert not anew.going_on
     assert not anew.has("g/a")
     assert json.loads(file.read_text())["cases"]["g/a"] == {"x": 1, "y": 2}
@@ -250,10 +250,19 @@ def test_engines_start_for_loads_that_they_take(
         engines=engines.OWN, cases=tuple(f"{group}/{load}" for load in wanted), root=tmp_path, refused={}, threads=1,
         deadline_s=math.inf, quick=True, say=lambda text: None,
     )  # fmt: skip
-    record = load_module("peers.record").Record(tmp_path / "r.json", {})
+    record = load_module("peers.record").Record(tmp_path / "r.json", {"machine": "one"})
     module.GroupRun(group, SimpleNamespace(path=lambda form: tmp_path / form), settings, record).measure()
     assert seen == started
     assert {case.partition("/")[2]: list(found) for case, found in record.value["cases"].items()} == measured
+
+
+def test_only_what_this_machine_measured_is_kept(load_module: Any, tmp_path: Path) -> None:
+    kept, file = load_module("peers.record").Record, tmp_path / "r.json"
+    kept(file, {"machine": "one"}).put("group/load", {"cardan": {"state": "ok"}})
+    again = kept(file, {"machine": "one"})
+    assert again.going_on and again.has("group/load") and "group/load" in again.value["cases"]
+    elsewhere = kept(file, {"machine": "another"})
+    assert not elsewhere.going_on and not elsewhere.has("group/load") and elsewhere.value["cases"] == {}
 
 
 def test_what_ran_once_says_so(load_module: Any) -> None:
