@@ -60,7 +60,7 @@ def test_lists_of_ids_for_each_prompt():
 @pytest.mark.parametrize(
     ("prompt", "sampling", "options", "message"),
     [
-        (None, None, {}, "one of prompt, input_ids and input_embeds, got none of them"),
+        (None, None, {}, "one of a text, input_ids and input_embeds, got none of them"),
         ("a", None, {"input_ids": [1]}, "got prompt and input_ids"),
         ([], None, {}, "list of at least one text"),
         (["a", 1], None, {}, "list of at least one text"),

@@ -146,6 +146,12 @@ def test_a_grammar_that_nothing_matches_is_refused() -> None:
         made.compile(spec("json_schema", loop))
 
 
+def test_a_grammar_that_is_too_complex_says_what_a_user_can_do() -> None:
+    made = GRAMMAR_BACKENDS["llguidance"].make(vocabulary(), GrammarOptions())
+    with pytest.raises(RequestError, match="too complex to prepare; write it with fewer repetitions"):
+        made.compile(spec("regex", ".*" * 500))
+
+
 @pytest.mark.parametrize(("pattern", "bare"), [("^a$", "a"), (r"a\$", r"a\$"), (r"a\\$", r"a\\"), ("a", "a")])
 def test_anchors_around_a_pattern_say_nothing_more(pattern: str, bare: str) -> None:
     assert unanchored(pattern) == bare

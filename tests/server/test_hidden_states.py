@@ -81,7 +81,7 @@ def test_vectors_instead_of_ids(client: httpx.Client) -> None:
         assert message in refused.json()["error"]["message"]
     both = client.post("/generate", json={**asked, "text": "x", "input_embeds": first})
     assert both.status_code == 400
-    assert "Pass one of prompt, input_ids and input_embeds" in both.json()["error"]["message"]
+    assert "Pass one of a text, input_ids and input_embeds" in both.json()["error"]["message"]
 
 
 def test_a_dump_holds_what_asks_for_them_again() -> None:

@@ -57,6 +57,11 @@ def test_the_document_is_valid(document: dict[str, Any]) -> None:
     assert document["openapi"].startswith("3.1")
 
 
+def test_only_profiles_start_without_a_body(document: dict[str, Any]) -> None:
+    bodies = {path: one["post"]["requestBody"] for path, one in document["paths"].items() if "requestBody" in one.get("post", {})}
+    assert {path for path, body in bodies.items() if not body["required"]} == {"/start_profile"}
+
+
 def test_every_route_of_the_application_is_in_it(server: ServerThread, document: dict[str, Any]) -> None:
     served = {
         (re.sub(r":\w+}", "}", route.path), method.lower())

@@ -125,11 +125,11 @@ def _known(options: Mapping[str, Any]) -> dict[str, Any]:
 
 def _prompts(prompt: Any, input_ids: Any, input_embeds: Any) -> tuple[list[dict[str, Any]], bool]:
     """Each prompt as fields of a ``GenerateRequest``, and whether they were given as a list."""
-    given = {"prompt": prompt, "input_ids": input_ids, "input_embeds": input_embeds}
+    given = {"a text": prompt, "input_ids": input_ids, "input_embeds": input_embeds}
     names = [name for name, value in given.items() if value is not None]
     if len(names) != 1:
         shown = " and ".join(names) or "none of them"
-        raise RequestError(f"Pass one of prompt, input_ids and input_embeds, got {shown}.", param="text")
+        raise RequestError(f"Pass one of a text, input_ids and input_embeds, got {shown}.", param="text")
     if input_embeds is not None:
         return _embed_prompts(input_embeds)
     if prompt is not None:

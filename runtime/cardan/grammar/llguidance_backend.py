@@ -317,6 +317,8 @@ def first_line(text: str) -> str:
 
 def _explain(error: str) -> str:
     head = first_line(error)
+    if "lexer precomputation failed" in head:
+        return "it is too complex to prepare; write it with fewer repetitions"
     return head.split("\n   1 |", 1)[0]
 
 

@@ -88,7 +88,8 @@ def _operation(route: ServedRoute, group: str, called: tuple[str, str], body: st
             for place, name in places
         ]
     if body is not None and method == "POST":
-        operation["requestBody"] = {"required": True, "content": {"application/json": {"schema": {"$ref": body}}}}
+        content = {"application/json": {"schema": {"$ref": body}}}
+        operation["requestBody"] = {"required": not route.body_optional, "content": content}
     if shown in OPEN_PATHS:
         operation["security"] = []
     return operation

@@ -240,6 +240,7 @@ OPERATION = (
         "/start_profile",
         endpoint=tuning.start_profile,
         body=tuning.ProfileBody,
+        body_optional=True,
         summary="record what the scheduler's steps do, with `--profile-folder`",
     ),
     ServedRoute(

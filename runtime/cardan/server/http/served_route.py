@@ -30,6 +30,7 @@ class ServedRoute:
         endpoint: answers.
         summary: what it does, in a few words that go on after the path.
         body: of a POST, or None.
+        body_optional: whether a request without a body counts as one whose body is empty.
         query: query parameters that are taken (others get a 400).
         stream: media type of the answer where the body says ``stream``.
         media_type: of the answer otherwise.
@@ -41,6 +42,7 @@ class ServedRoute:
     endpoint: Endpoint
     summary: str
     body: type[Body] | None = None
+    body_optional: bool = False
     query: tuple[str, ...] = ()
     stream: str | None = None
     media_type: str = "application/json"
@@ -89,7 +91,16 @@ def served_post(
     endpoint: Endpoint,
     summary: str,
     body: type[Body],
+    body_optional: bool = False,
     stream: str | None = None,
 ) -> ServedRoute:
     """A route that takes a body."""
-    return ServedRoute(paths=paths, methods=("POST",), endpoint=endpoint, summary=summary, body=body, stream=stream)
+    return ServedRoute(
+        paths=paths,
+        methods=("POST",),
+        endpoint=endpoint,
+        summary=summary,
+        body=body,
+        body_optional=body_optional,
+        stream=stream,
+    )
