@@ -222,6 +222,12 @@ REFUSED: list[tuple[EngineConfig, dict[str, Any], type[CardanError], str]] = [
         "Pass --dtype bfloat16.",
     ),
     (
+        config(m={"dtype": "float16"}),
+        {"features": {"dtype:float16": replace(LACKS, alternative="Pass --dtype float32")}},
+        UnsupportedError,
+        "got 'float16' (no kernel for it). Pass --dtype float32.",
+    ),
+    (
         config(p={"kv_cache_dtype": "fp8_e4m3"}),
         {},
         UnsupportedError,

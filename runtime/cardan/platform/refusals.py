@@ -31,12 +31,14 @@ def refuse_choice(flag: str, got: str, family: str, platform: str, capabilities:
     known = capabilities.family(family)
     answer = capabilities.features.get(f"{family}:{got}")
     reason = f" ({answer.reason})" if answer is not None and answer.reason else ""
+    alternative = answer.alternative.rstrip(".") if answer is not None else ""
     if not known:
-        raise UnsupportedError(f"{flag} has no choices on platform {platform!r}, got {got!r}{reason}. Drop the flag.")
+        advice = alternative or "Drop the flag"
+        raise UnsupportedError(f"{flag} has no choices on platform {platform!r}, got {got!r}{reason}. {advice}.")
     option = flag if flag.startswith("--") else "--" + flag.rsplit(maxsplit=1)[-1].replace("_", "-")
     raise UnsupportedError(
         f"{flag} must be one of {', '.join(known)} on platform {platform!r}, got {got!r}{reason}. "
-        f"Pass {option} {known[0]}."
+        f"{alternative or f'Pass {option} {known[0]}'}."
     )
 
 
