@@ -6,7 +6,7 @@ It knows no engine's details: a load sends prompts to whatever runs and makes nu
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from peers.engines import Engine, Timing
@@ -14,6 +14,8 @@ from peers.engines import Engine, Timing
 VOCAB = 49_000
 """Prompts draw their ids below this: every model of the comparison has them."""
 FIRST_ID = 100
+_OTHER_PROMPTS = 1_000_000
+"""Added to a seed for prompts that no other run has."""
 
 Prompts = list[list[int]]
 
@@ -80,11 +82,14 @@ def _prefill(engine: Engine, load: Load, seed: int) -> dict[str, float]:
 
 
 def _decode(engine: Engine, load: Load, seed: int) -> dict[str, float]:
-    """Without the mean time to a first token, which is what the prompts take."""
-    timing = _ask(engine, load, seed)
-    tokens = load.requests * (load.output_len - 1)
-    first_s = sum(timing.first_s) / len(timing.first_s)
-    return {"tok_s": tokens / (timing.wall_s - first_s), "first_s": first_s}
+    """What tokens after the first add to the time of as many requests for one token.
+
+    When a text's first part arrives says less: random weights begin with bytes that an engine holds back until they
+    make a character.
+    """
+    first_s = _ask(engine, replace(load, output_len=1), seed + _OTHER_PROMPTS).wall_s
+    wall_s = _ask(engine, load, seed).wall_s
+    return {"tok_s": load.requests * (load.output_len - 1) / (wall_s - first_s), "first_s": first_s}
 
 
 def _serve(engine: Engine, load: Load, seed: int) -> dict[str, float]:
@@ -98,7 +103,7 @@ def _prefix(engine: Engine, load: Load, seed: int) -> dict[str, float]:
     (common,) = prompts(1, 1024, seed)
     walls = []
     for half in range(2):
-        own = prompts(load.requests, load.input_len - len(common), 2 * seed + half + 1_000_000)
+        own = prompts(load.requests, load.input_len - len(common), 2 * seed + half + _OTHER_PROMPTS)
         walls.append(engine.run([[*common, *end] for end in own], load.output_len).wall_s)
     return {"cold_s": walls[0], "warm_s": walls[1]}
 
