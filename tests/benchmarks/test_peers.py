@@ -260,9 +260,13 @@ def test_only_what_this_machine_measured_is_kept(load_module: Any, tmp_path: Pat
     kept, file = load_module("peers.record").Record, tmp_path / "r.json"
     kept(file, {"machine": "one"}).put("group/load", {"cardan": {"state": "ok"}})
     again = kept(file, {"machine": "one"})
-    assert again.going_on and again.has("group/load") and "group/load" in again.value["cases"]
+    assert again.going_on
+    assert again.has("group/load")
+    assert "group/load" in again.value["cases"]
     elsewhere = kept(file, {"machine": "another"})
-    assert not elsewhere.going_on and not elsewhere.has("group/load") and elsewhere.value["cases"] == {}
+    assert not elsewhere.going_on
+    assert not elsewhere.has("group/load")
+    assert elsewhere.value["cases"] == {}
 
 
 def test_what_ran_once_says_so(load_module: Any) -> None:

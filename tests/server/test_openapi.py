@@ -58,7 +58,11 @@ def test_the_document_is_valid(document: dict[str, Any]) -> None:
 
 
 def test_only_profiles_start_without_a_body(document: dict[str, Any]) -> None:
-    bodies = {path: one["post"]["requestBody"] for path, one in document["paths"].items() if "requestBody" in one.get("post", {})}
+    bodies = {
+        path: one["post"]["requestBody"]
+        for path, one in document["paths"].items()
+        if "requestBody" in one.get("post", {})
+    }
     assert {path for path, body in bodies.items() if not body["required"]} == {"/start_profile"}
 
 

@@ -5,7 +5,7 @@ It opens no device and imports no kernel.
 
 from __future__ import annotations
 
-from cardan.platform import Capability
+from cardan.platform import Capability, ModelFacts
 from cardan_rocm.aiter_limits import ARCHS
 from cardan_torch.gpu.features import common_features, format_features, unproven, unsupported
 
@@ -14,6 +14,9 @@ FNUZ_ARCHS = ("gfx942",)
 
 FN_ARCHS = ("gfx950",)
 """Chips whose floats of 8 bits are those of the Open Compute Project."""
+
+WIDEST_HEADS = {"gfx1100": 128}
+"""Widest heads that Triton's prefill keeps in registers, on chips where that is not all: wider ones spill."""
 
 NVIDIA_FORMATS = {
     "NVFP4": "NVFP4 (blocks of 16 floats of 4 bits with a scale of 8 bits) is multiplied by NVIDIA's tensor cores only",
@@ -26,6 +29,15 @@ def float8_form(arch: str) -> str | None:
     if arch in FNUZ_ARCHS:
         return "fnuz"
     return "fn" if arch in FN_ARCHS else None
+
+
+def slow_heads(facts: ModelFacts, arch: str) -> str:
+    """What a plan adds to its reason where prompts of a model run slowly on a chip; empty elsewhere."""
+    limit = WIDEST_HEADS.get(arch)
+    widest = max((max(layer.k_dim, layer.v_dim) for layer in facts.layers), default=0)
+    if limit is None or widest <= limit:
+        return ""
+    return f"; prompts run slowly: Triton's prefill over heads wider than {limit} spills registers on {arch}"
 
 
 def rocm_features(arch: str, *, has_aiter: bool) -> dict[str, Capability]:

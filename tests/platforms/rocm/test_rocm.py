@@ -21,11 +21,12 @@ from cardan.testing.conformance.linear_checks import make_view  # noqa: E402
 from cardan.testing.conformance.tiny_checkpoint import TinyCheckpoint  # noqa: E402
 from cardan.testing.conformance.tiny_configs import TINY_CONFIGS  # noqa: E402
 from cardan.types import ForwardMode, KVKind, KVLayout  # noqa: E402
+from cardan_kernels.attention.variants import WIDEST_IN_REGISTERS  # noqa: E402
 from cardan_kernels.linear import pack_coded, scaled_from  # noqa: E402
 from cardan_rocm import aiter_limits, device, rocm_platform  # noqa: E402
 from cardan_rocm.aiter_limits import AITER, why_not_aiter  # noqa: E402
 from cardan_rocm.device import FLOAT8_FORMS, rocm_linears  # noqa: E402
-from cardan_rocm.features import float8_form, rocm_features  # noqa: E402
+from cardan_rocm.features import WIDEST_HEADS, float8_form, rocm_features  # noqa: E402
 from cardan_torch.gpu import linears  # noqa: E402
 from cardan_torch.gpu.emulation import EmulatedAccelerator  # noqa: E402
 from cardan_torch.gpu.linears import CodedLinear, GpuDenseWeight, ScaledLinear  # noqa: E402
@@ -163,6 +164,15 @@ def test_why_a_model_attends_by_triton_stands_in_the_plan(model, arch, installed
         assert why_not_aiter(model, arch, installed) == found.why
     else:
         assert AITER.why_not_layer(model.layers[0]) is None
+
+
+def test_a_plan_says_where_heads_are_too_wide_for_the_registers_of_a_chip():
+    wide = facts(k_dim=256, v_dim=256)
+    said = emulated("rocm").recommended_attention(wide, "gfx1100").why
+    assert said.endswith("; prompts run slowly: Triton's prefill over heads wider than 128 spills registers on gfx1100")
+    for model, arch in ((wide, "gfx942"), (facts(), "gfx1100")):
+        assert "slowly" not in emulated("rocm").recommended_attention(model, arch).why
+    assert WIDEST_HEADS == WIDEST_IN_REGISTERS
 
 
 def test_aiter_is_claimed_on_no_evidence_where_it_is_installed_and_knows_the_chip():
