@@ -282,6 +282,7 @@ inline void multiply_tiles(int sums, int a, int b, Add add) {
 #define _tile_dpbsud emulation::multiply_signed_unsigned
 #define _tile_dpbf16ps emulation::multiply_bf16
 
+#define CARDAN_EMULATED 1
 #define __AVX512F__ 1
 #define __AVX512VNNI__ 1
 #define __AVX512BF16__ 1

@@ -20,12 +20,9 @@ namespace cardan_native {
 
 namespace {
 
-#if defined(__AVX512VNNI__)
-constexpr int kTileRows = 12;
-#else
-// Six rows times 16 columns are twelve sums, with two vectors of codes, one of activations and a product beside them.
-constexpr int kTileRows = 6;
-#endif
+// With 16 columns, twelve sums: as many rows where a vector has sixteen lanes, which leaves registers free; half as many
+// where it has eight, with two vectors of codes, one of activations and a product beside them.
+constexpr int kTileRows = 12 / kPanelVectors;
 constexpr int64_t kMostInner = 640;  // of a piece: 20 KiB of codes, with which a tile fits the first-level cache
 constexpr int64_t kMostUnits = kMostInner / 16;
 

@@ -27,7 +27,9 @@ inline vw broadcast_four(const int8_t* from) {
 // Keeps the compiler from reordering sums so that more of them are alive than there are registers.
 template <class Vector>
 inline void pin(Vector& words) {
-#if defined(__AVX512F__)
+#if defined(CARDAN_EMULATED)
+  (void)words;
+#elif defined(__AVX512F__)
   __asm__("" : "+v"(words));
 #elif defined(__x86_64__)
   __asm__("" : "+x"(words));
