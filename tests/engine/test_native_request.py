@@ -61,7 +61,7 @@ def test_lists_of_ids_for_each_prompt():
     ("prompt", "sampling", "options", "message"),
     [
         (None, None, {}, "one of a text, input_ids and input_embeds, got none of them"),
-        ("a", None, {"input_ids": [1]}, "got prompt and input_ids"),
+        ("a", None, {"input_ids": [1]}, "got a text and input_ids"),
         ([], None, {}, "list of at least one text"),
         (["a", 1], None, {}, "list of at least one text"),
         (None, None, {"input_ids": []}, "input_ids must be a list"),

@@ -137,7 +137,7 @@ def test_without_kernels_the_platform_says_what_to_install(monkeypatch: pytest.M
     monkeypatch.setattr("cardan_cpu.kernels.find_spec", installed_only())
     answer = platform.probe()
     assert (answer.usable, answer.score) == (False, 0)
-    assert "pip install cardan[cpu]" in answer.reason
+    assert "pip install 'cardan[cpu]'" in answer.reason
     assert "pip install ./kernels/native" in answer.reason
     with pytest.raises(ConfigError, match=r"kernels=auto cannot be used here: .*\. Install one of them\."):
         platform.open(platform.devices()[0], {})

@@ -172,7 +172,7 @@ def test_sampling_seed_is_seed(client: httpx.Client) -> None:
 
 BAD: list[tuple[dict[str, Any], str, str]] = [
     ({}, "text", "got none of them"),
-    ({"text": "a", "input_ids": [1]}, "text", "prompt and input_ids"),
+    ({"text": "a", "input_ids": [1]}, "text", "a text and input_ids"),
     ({"text": 5}, "text", "a text or a list"),
     ({"text": []}, "text", "at least one text"),
     ({"text": ["a", 1]}, "text", "at least one text"),
