@@ -83,7 +83,7 @@ def test_narrow_types_lose_their_rounding_only(variant: str, dtype: str, kv_dtyp
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_tiles_of_bfloat16_are_off_by_their_roundings_only(variant: str, kind: str) -> None:
-    """Where there are tile registers, they round weights of keys, and nothing else that float32 sums do not."""
+    """Products of pairs or tiles round weights of keys, and nothing else that float32 sums do not."""
     layer = layer_kv(**KINDS[kind])
     mode, rows = BATCHES["prefill"]
     case = Case(mode=mode, rows=rows, layer=layer, dtype="bfloat16", kv_dtype="bfloat16")
